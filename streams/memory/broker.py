@@ -1,0 +1,112 @@
+"""The state that all handles of one memory log share."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from laminar.streams.embedded.assignment import Assignor
+from laminar.streams.embedded.group import Group
+from laminar.streams.embedded.retention import expired, superseded
+from laminar.streams.embedded.store import Pending
+from laminar.streams.log import LogRecord, TopicPartition, TopicSpec
+
+__all__ = ["Hanging", "MemoryBroker", "MemoryPartition"]
+
+_OFFSET = attrgetter("offset")
+
+
+@dataclass(slots=True)
+class MemoryPartition:
+    """One partition: records by offset, with gaps where compaction removed some."""
+
+    records: list[LogRecord] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+
+    def index(self, offset: int) -> int:
+        """Position in ``records`` of the first one at or above the offset."""
+        return bisect_left(self.records, offset, key=_OFFSET)
+
+
+@dataclass(slots=True)
+class Hanging:
+    """A transaction whose producer died before the decision: readers stop at these offsets."""
+
+    since: float
+    first: dict[TopicPartition, int]
+
+
+class MemoryBroker:
+    """Topics, groups and producers. Handles lock ``changed`` around every use."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        assignor: Assignor = "sticky",
+        transaction_timeout_s: float = 60.0,
+    ) -> None:
+        self.clock = clock
+        self.changed = threading.Condition(threading.RLock())
+        self.version = 0
+        self.specs: dict[str, TopicSpec] = {}
+        self.partitions: dict[TopicPartition, MemoryPartition] = {}
+        self.groups: dict[str, Group] = {}
+        self.offsets: dict[str, dict[TopicPartition, int]] = {}
+        self.epochs: dict[str, int] = {}
+        self.hanging: dict[str, Hanging] = {}
+        self._assignor: Assignor = assignor
+        self._transaction_timeout_s = transaction_timeout_s
+
+    def touch(self) -> None:
+        """Wake everyone who waits."""
+        self.version += 1
+        self.changed.notify_all()
+
+    def group(self, name: str) -> Group:
+        """The group, made when it is new."""
+        return self.groups.setdefault(name, Group(name, self._assignor))
+
+    def append(self, records: Sequence[Pending]) -> None:
+        """Give offsets and make visible."""
+        for pending in records:
+            partition = self.partitions[pending.partition]
+            record = LogRecord(
+                topic=pending.partition.topic,
+                partition=pending.partition.partition,
+                offset=partition.end,
+                timestamp_ms=pending.timestamp_ms,
+                key=pending.key,
+                value=pending.value,
+                headers=pending.headers,
+            )
+            partition.records.append(record)
+            partition.end += 1
+
+    def stable_end(self, partition: TopicPartition) -> int:
+        """The offset after the last readable record: hanging transactions hold it back until they time out."""
+        now = self.clock()
+        for name, hanging in list(self.hanging.items()):
+            if now > hanging.since + self._transaction_timeout_s:
+                del self.hanging[name]
+        ends = [h.first[partition] for h in self.hanging.values() if partition in h.first]
+        return min([self.partitions[partition].end, *ends])
+
+    def maintain(self, now: float) -> None:
+        """Retention and compaction, as if the time were ``now`` (Unix epoch seconds)."""
+        for key, partition in self.partitions.items():
+            spec = self.specs[key.topic]
+            stable = self.stable_end(key)
+            if "delete" in spec.cleanup:
+                drop = expired(partition.records, spec, now_ms=int(now * 1000), end=stable)
+                if drop:
+                    partition.start = partition.records[drop - 1].offset + 1
+                    del partition.records[:drop]
+            if "compact" in spec.cleanup:
+                gone = superseded(partition.records, spec, now_ms=int(now * 1000), end=stable)
+                partition.records = [r for r in partition.records if r.offset not in gone]
+        self.touch()
