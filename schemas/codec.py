@@ -19,8 +19,9 @@ import typing
 from io import BytesIO
 from pathlib import Path
 
-from laminar.schemas.convert import converter
+from laminar.schemas.binary import Write, compile_writer
 from laminar.schemas.errors import DecodeError, EncodeError, InvalidRecord
+from laminar.schemas.plain import builder
 from laminar.schemas.records import Record
 from laminar.schemas.rules import check_record
 from laminar.schemas.schema_set import PACKAGED, AvroSchema, SchemaSet
@@ -38,40 +39,39 @@ _AVRO_ERRORS = (EOFError, IndexError, KeyError, MemoryError, OverflowError, Type
 
 
 class Codec:
-    """Encodes and decodes every record type. Stateless but for the cached schemas; safe to share."""
+    """Encodes and decodes every record type. Holds caches only; safe to share between threads."""
 
     def __init__(self, newer_schemas: Path | None = None) -> None:
         """``newer_schemas``: a folder of schema files of a newer release, so that its records decode too."""
+        self._writers: dict[str, Write] = {}
         self._schemas = PACKAGED if newer_schemas is None else SchemaSet(newer_schemas)
 
     def encode(self, record: Record) -> bytes:
         """The framed bytes. Raises EncodeError, naming the field, when the record breaks a rule."""
-        from fastavro import schemaless_writer
-
         name = type(record).__name__
         if RECORDS.get(name) is not type(record):
             raise EncodeError(f"{name} is not a record (valid: {', '.join(RECORDS)})")
+        schema = self._schemas.current(name)
+        write = self._writers.get(name)
+        if write is None:
+            write = self._writers[name] = compile_writer(schema.whole, type(record))
+        parts = [_MARKER, schema.fingerprint]
         try:
-            plain = converter(type(record)).to_plain(record)
+            write(record, parts.append)
         except InvalidRecord as error:
             raise EncodeError(f"{name}{error}") from None
         try:
             check_record(record)
         except InvalidRecord as error:
             raise EncodeError(str(error)) from None
-        schema = self._schemas.current(name)
-        buffer = BytesIO()
-        buffer.write(_MARKER + schema.fingerprint)
-        try:
-            schemaless_writer(buffer, schema.parsed, plain)
-        except _AVRO_ERRORS as error:
-            raise EncodeError(f"{name}: {error}") from error
-        return buffer.getvalue()
+        return b"".join(parts)
 
     def decode(self, data: bytes) -> Record:
         """The record. Raises DecodeError for anything that is not exactly one record of a known schema."""
         if data[:2] != _MARKER or len(data) < _HEADER_BYTES:
-            raise DecodeError(f"{len(data)} bytes, beginning {data[:10].hex()!r}: not framed (a record begins with c301)")
+            raise DecodeError(
+                f"{len(data)} bytes, beginning {data[:10].hex()!r}: not framed (a record begins with c301)"
+            )
         schema = self.schema_of(data)
         if schema is None or schema.name not in RECORDS:
             raise DecodeError(
@@ -83,7 +83,7 @@ class Codec:
         except _AVRO_ERRORS as error:
             raise DecodeError(f"{schema.name} v{schema.version}: {type(error).__name__}: {error}") from error
         try:
-            record: Record = converter(RECORDS[schema.name]).from_plain(plain)
+            record: Record = builder(RECORDS[schema.name])(plain)
         except InvalidRecord as error:
             raise DecodeError(f"{schema.name}{error}") from None
         try:

@@ -39,7 +39,7 @@ def _prompt(prompt: r.Prompt, where: str) -> None:
     _at_least(0, n, f"{where}.n_prompt_tokens")
     _require(
         len(prompt.prompt_tokens) == 4 * n,
-        f"{where}.prompt_tokens: {len(prompt.prompt_tokens)} bytes, but n_prompt_tokens={n} needs {4 * n} (4 per token)",
+        f"{where}.prompt_tokens: {len(prompt.prompt_tokens)} bytes, but n_prompt_tokens={n} needs {4 * n}",
     )
     if n:
         _at_least(0, int(ids_view(prompt.prompt_tokens).min()), f"{where}.prompt_tokens")
@@ -133,8 +133,8 @@ def _manifest(record: r.VersionManifest, where: str) -> None:
     )
     for tensor in record.tensors:
         _require(
-            0 <= tensor.offset and 0 <= tensor.size and tensor.offset + tensor.size <= record.total_bytes,
-            f"{where}.tensors: {tensor.name} at {tensor.offset} + {tensor.size} is not within {record.total_bytes} bytes",
+            min(tensor.offset, tensor.size) >= 0 and tensor.offset + tensor.size <= record.total_bytes,
+            f"{where}.tensors: {tensor.name} at {tensor.offset} + {tensor.size}, outside {record.total_bytes} bytes",
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,8 +39,10 @@ class AvroSchema:
     version: int
     fingerprint: bytes
     """CRC-64-AVRO of the canonical form, 8 bytes little-endian, as it stands in the framing."""
+    whole: Mapping[str, Any]
+    """Self-contained: each nested type is spelled out at its first use."""
     parsed: Any
-    """fastavro's form; self-contained (nested types are inlined)."""
+    """``whole`` in fastavro's own form."""
 
 
 class SchemaSet:
@@ -60,8 +63,8 @@ class SchemaSet:
                 wanted = f"laminar.v{match['version']}" if match else "laminar.v{version}"
                 if not match or text["namespace"] != wanted or _snake(text["name"]) != match["stem"]:
                     raise ConfigError(
-                        f"{path}: holds {text['namespace']}.{text['name']}; the file is named after the record in snake "
-                        f"case, then .v and the version, and the namespace is laminar.v and the version"
+                        f"{path}: holds {text['namespace']}.{text['name']}; a file is named after its record in snake "
+                        f"case, then .v and the version, and its namespace is laminar.v and the version"
                     )
                 found.setdefault(f"{text['namespace']}.{text['name']}", text)
         return found
@@ -105,6 +108,7 @@ class SchemaSet:
             name=full_name.rpartition(".")[2],
             version=int(full_name.split(".")[1].removeprefix("v")),
             fingerprint=bytes.fromhex(digest),
+            whole=whole,
             parsed=parse_schema(whole),
         )
         self._loaded[full_name] = loaded

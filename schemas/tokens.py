@@ -138,22 +138,27 @@ class Tokens:
             return
         if self.ids_T.min() < 0:
             raise InvalidRecord(f"{where}.ids: negative token id {int(self.ids_T.min())}")
-        sampled = self.mask_T != 0
-        if self.mask_T.max() > 1:
-            raise InvalidRecord(f"{where}.mask: {int(self.mask_T.max())} is not 0 or 1")
-        logprobs = self.logprobs_T[sampled]
-        bad = ~(np.isfinite(logprobs) & (logprobs <= 0.0))
-        if bad.any():
-            at = int(np.flatnonzero(sampled)[np.flatnonzero(bad)[0]])
+        mask = self.mask_T
+        if mask.max() > 1:
+            raise InvalidRecord(f"{where}.mask: {int(mask.max())} is not 0 or 1")
+        sampled = slice(None) if mask.min() == 1 else np.flatnonzero(mask)
+        logprobs, versions = self.logprobs_T[sampled], self.versions_T[sampled]
+        if not logprobs.size:
+            return
+        if not (logprobs.max() <= 0.0 and logprobs.min() > -np.inf):  # NaN fails the first comparison
+            at = self._first(sampled, ~(np.isfinite(logprobs) & (logprobs <= 0.0)))
             raise InvalidRecord(
                 f"{where}.logprobs: {self.logprobs_T[at]} at token {at}; a logprob is finite and at most 0"
             )
-        versions = self.versions_T[sampled]
-        if (versions < 0).any():
-            at = int(np.flatnonzero(sampled)[np.flatnonzero(versions < 0)[0]])
+        if versions.min() < 0:
+            at = self._first(sampled, versions < 0)
             raise InvalidRecord(
                 f"{where}.versions: {int(self.versions_T[at])} at token {at}; every sampled token carries its version"
             )
+
+    def _first(self, chosen: slice | NDArray[np.intp], bad: NDArray[np.bool_]) -> int:
+        """The index of the first token among the chosen ones that is bad."""
+        return int(np.arange(self.n_tokens)[chosen][bad][0])
 
 
 EMPTY = Tokens(n_tokens=0, ids=b"", logprobs=b"", versions=b"", mask=b"")
