@@ -1,0 +1,279 @@
+"""The broker's process: formats its storage, starts it, waits until it answers, stops it.
+
+It never outlives the process that started it: on Linux the kernel kills it when its parent dies, however it dies.
+Starting again in the same folder, on any port, finds the same topics and records.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from laminar.schemas.errors import ConfigError, Unavailable
+from laminar.streams.broker.artifact import ensure_jars
+from laminar.streams.broker.java import find_java
+from laminar.streams.deadline import Deadline
+
+__all__ = ["Broker", "start"]
+
+_log = logging.getLogger(__name__)
+
+# Runs between us and Java: asks the kernel for SIGKILL when the parent dies (prctl PR_SET_PDEATHSIG), makes sure that
+# the parent did not die before that, and becomes Java. A preexec_fn would do the same, unsafely where threads run.
+_LAUNCHER = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+    if os.getppid() != int(sys.argv[1]): os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+_QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class Broker:
+    """One Kafka node in a folder. ``start`` it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int = 9092,
+        host: str = "127.0.0.1",
+        session_timeout_s: float = 6.0,
+        heap_mb: int = 512,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        :param directory: holds ``data/``, ``server.properties`` and ``broker.log``; made if missing
+        :param port: 0 = a free one, chosen once
+        :param session_timeout_s: silence after which a group member counts as dead (both group protocols)
+        :param settings: further broker properties; they win over ours
+        """
+        self.directory = directory.absolute()
+        self.host = host
+        self.port = port or _free_port(host)
+        self._session_timeout_ms = int(session_timeout_s * 1000)
+        self._heap_mb = heap_mb
+        self._settings = dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """What a client connects to: ``host:port``."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def log_file(self) -> Path:
+        """Where the broker's own log goes."""
+        return self.directory / "broker.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process; None when there is none."""
+        return self._process.pid if self.running and self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, timeout_s: float = 60.0) -> Broker:
+        """Start and wait until it answers.
+
+        Raises ConfigError (port in use, no Java, folder not writable), Unavailable (it exited), DeadlineExceeded.
+        """
+        if self.running:
+            return self
+        self._check_port()
+        java, libs = find_java(), ensure_jars()
+        deadline = Deadline.after(timeout_s, f"Kafka broker on {self.bootstrap} answers")
+        properties = self._write_properties()
+        classpath = ["-cp", f"{libs}/*"]
+        if not (self.directory / "data" / "meta.properties").exists():
+            identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            self._format([str(java), *_QUICK, *classpath], ["-t", f"A{identity[1:]}", "-c", str(properties)], deadline)
+        with self.log_file.open("ab") as out:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())),
+                    *(str(java), *_QUICK, f"-Xmx{self._heap_mb}m", *_logging(), *classpath),
+                    *("kafka.Kafka", str(properties)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_it_answers(deadline)
+        except BaseException:
+            self.kill()
+            raise
+        _log.info("Kafka broker answers on %s (data in %s)", self.bootstrap, self.directory)
+        return self
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the process ended within ``timeout_s``."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """Stop in order; kill what has not stopped by then."""
+        if self._process is not None and self.running:
+            self._process.send_signal(signal.SIGTERM)
+            if not self.wait(timeout_s):
+                _log.warning("Kafka broker on %s did not stop within %g s: killed", self.bootstrap, timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """Stop at once (kill -9)."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def _check_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as e:
+                raise ConfigError(
+                    f"broker: cannot listen on {self.bootstrap}: {e.strerror} (choose another port)"
+                ) from e
+
+    def _write_properties(self) -> Path:
+        controller = f"{self.host}:{_free_port(self.host)}"
+        ours = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": str(self.directory / "data"),
+            **_ONE_NODE,
+            "group.consumer.session.timeout.ms": str(self._session_timeout_ms),
+            "group.consumer.heartbeat.interval.ms": str(max(200, self._session_timeout_ms // 6)),
+            **self._settings,
+        }
+        path = self.directory / "server.properties"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in ours.items()), encoding="utf-8")
+        except OSError as e:
+            raise ConfigError(f"broker: cannot write to {self.directory}: {e.strerror}") from e
+        return path
+
+    def _format(self, java: list[str], options: list[str], deadline: Deadline) -> None:
+        try:
+            done = subprocess.run(
+                [*java, "kafka.tools.StorageTool", "format", *options],
+                capture_output=True,
+                text=True,
+                timeout=deadline.remaining(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise deadline.exceeded("formatting its storage") from e
+        if done.returncode != 0:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["?"]
+            raise Unavailable(f"broker: cannot format {self.directory}: {last[0]}")
+
+    def _wait_until_it_answers(self, deadline: Deadline) -> None:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        while True:
+            if not self.running:
+                raise Unavailable(f"broker: Kafka exited: {self._last_words()} (log: {self.log_file})")
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex((self.host, self.port)) == 0:
+                    break
+            deadline.check(f"log: {self.log_file}")
+            time.sleep(0.05)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
+        while True:
+            try:
+                if admin.list_topics(timeout=1.0).brokers:
+                    return
+            except KafkaException:
+                pass
+            if not self.running:
+                raise Unavailable(f"broker: Kafka exited: {self._last_words()} (log: {self.log_file})")
+            deadline.check(f"log: {self.log_file}")
+
+    def _last_words(self) -> str:
+        with self.log_file.open(encoding="utf-8", errors="replace") as lines:
+            tail = [line.strip() for line in lines][-200:]
+        told = [line for line in tail if "Exception" in line and not line.startswith("at ")]
+        return (told or tail or ["no reason given"])[-1]
+
+
+def start(directory: Path, port: int = 9092, *, timeout_s: float = 60.0, session_timeout_s: float = 6.0) -> Broker:
+    """A running broker in ``directory``; see Broker."""
+    return Broker(directory, port=port, session_timeout_s=session_timeout_s).start(timeout_s)
+
+
+_ONE_NODE: Mapping[str, str] = {
+    # one node, so one replica of everything; few partitions of the internal topics, so that it starts quickly
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    # topics are never created by writing to them; records may be large
+    "auto.create.topics.enable": "false",
+    "message.max.bytes": "134217728",
+    "replica.fetch.max.bytes": "134217728",
+    "socket.request.max.bytes": "209715200",
+    # groups settle at once, and dead members and owners of open transactions are noticed within seconds
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    "group.consumer.assignment.interval.ms": "0",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
+
+
+def _logging() -> tuple[str, ...]:
+    prefix = "-Dorg.slf4j.simpleLogger"
+    return (f"{prefix}.defaultLogLevel=warn", f"{prefix}.showDateTime=true", f"{prefix}.dateTimeFormat=HH:mm:ss.SSS")
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\")
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
