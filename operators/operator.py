@@ -66,6 +66,11 @@ class RunInfo:
     partitions: dict[str, int] = field(default_factory=dict)
     """Number of partitions of every topic."""
 
+    @property
+    def final_round(self) -> int:
+        """Number of the evaluation round after the last step; round 0 is before the first. A prolonged run has a new one."""
+        return self.steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
