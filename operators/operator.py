@@ -68,7 +68,7 @@ class RunInfo:
 
     @property
     def final_round(self) -> int:
-        """Number of the evaluation round after the last step; round 0 is before the first. A prolonged run has a new one."""
+        """The evaluation round after the last step (round 0 is before the first): a prolonged run has a new one."""
         return self.steps
 
 
