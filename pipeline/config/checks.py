@@ -1,0 +1,85 @@
+"""What must hold between settings, and between settings and the disk, before anything starts.
+
+>>> problems(config)                                                                     # doctest: +SKIP
+[(('operators',), "no trainer: ...")]
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from laminar.pipeline.config.models import RunConfig
+from laminar.pipeline.config.schema import did_you_mean
+from laminar.pipeline.config.source import KeyPath
+from laminar.streams.open import SqliteLogConfig
+from laminar.streams.topics import TOPICS
+
+__all__ = ["model_problems", "problems"]
+
+_SINGLE = ("prompts", "trainer")
+"""Kinds of which exactly one process may run: they own their position themselves."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def problems(config: RunConfig, *, check_files: bool = True) -> list[tuple[KeyPath, str]]:
+    """Everything that is wrong, as (path, message)."""
+    found = _operators(config) + _partitions(config)
+    if check_files:
+        found += model_problems(config.model.path) + _folders(config)
+    return found
+
+
+def _operators(config: RunConfig) -> list[tuple[KeyPath, str]]:
+    found: list[tuple[KeyPath, str]] = []
+    by_kind: dict[str, str] = {}
+    for name, operator in config.operators.items():
+        kind = str(getattr(operator, "kind", name))
+        at = ("operators", name)
+        if kind in by_kind and kind != "relay":
+            found.append((at, f"a second operator of kind '{kind}' beside '{by_kind[kind]}': use replicas instead"))
+        by_kind.setdefault(kind, name)
+        if operator.replicas < 0 or (kind in _SINGLE and operator.replicas > 1):
+            limit = "at most 1" if kind in _SINGLE else "at least 0"
+            found.append(((*at, "replicas"), f"must be {limit} for kind '{kind}', not {operator.replicas}"))
+    return found
+
+
+def _partitions(config: RunConfig) -> list[tuple[KeyPath, str]]:
+    return [
+        (("log", "partitions", topic), f"no such topic ({did_you_mean(topic, TOPICS)})")
+        for topic in config.log.partitions
+        if topic not in TOPICS
+    ]
+
+
+def model_problems(path: Path) -> list[tuple[KeyPath, str]]:
+    """What is wrong with a model folder."""
+    at = ("model", "path")
+    if not path.is_dir():
+        example = "" if path.parent.is_dir() else "; `laminar example` writes one"
+        return [(at, f"no such model folder: {path}{example}")]
+    if not (path / "config.json").is_file():
+        return [(at, f"{path} is not a Hugging Face model folder: config.json is missing")]
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        return [(at, f"{path} has no tokenizer (one of {', '.join(_TOKENIZER_FILES)})")]
+    if not any(path.glob("*.safetensors")):
+        return [(at, f"{path} has no weights (*.safetensors)")]
+    return []
+
+
+def _folders(config: RunConfig) -> list[tuple[KeyPath, str]]:
+    wanted: list[tuple[KeyPath, Path]] = [(("run_dir",), config.run_dir)]
+    if isinstance(config.log, SqliteLogConfig) and config.log.path is not None:
+        wanted.append((("log", "path"), config.log.path))
+    found: list[tuple[KeyPath, str]] = []
+    for at, folder in wanted:
+        above = folder
+        while not above.exists() and above != above.parent:
+            above = above.parent
+        if not above.is_dir():
+            found.append((at, f"{above} is a file, not a folder"))
+        elif not os.access(above, os.W_OK | os.X_OK):
+            found.append((at, f"{above} is not writable"))
+    return found

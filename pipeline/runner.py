@@ -1,0 +1,185 @@
+"""Runs one operator in this process: the loop, the waiting, the signals, the end of the run.
+
+The runner calls ``step`` again at once while there is work, and waits a little, ever longer, while there is none. When
+a signal asks it to stop, or the run is over, it calls ``drain`` until nothing is in hand or the deadline passes, then
+``close``. What was not committed by then is done again by the next owner; nothing is lost.
+
+>>> run_operator(config, "reward", 0)                                                   # doctest: +SKIP
+'the run ended at step 64: steps'
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from types import FrameType
+
+from laminar.operators.operator import Context, Operator
+from laminar.operators.registry import build
+from laminar.pipeline.config.models import RunConfig, RunnerConfig
+from laminar.pipeline.ending import EndWatch
+from laminar.schemas.codec import Codec
+from laminar.schemas.records import RunEnded
+from laminar.streams.deadline import Deadline
+from laminar.streams.open import open_log
+
+__all__ = ["Pulse", "StopRequest", "drive", "run_operator"]
+
+logger = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """Set by signals: the first one asks to drain, the second one to leave at once."""
+
+    def __init__(self) -> None:
+        self.signals = 0
+        self.reason = ""
+
+    def install(self) -> None:
+        """Listen to SIGTERM and SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.request(signal.Signals(number).name)
+
+    def request(self, reason: str) -> None:
+        """Ask to stop."""
+        self.signals += 1
+        self.reason = self.reason or reason
+
+
+@dataclass(slots=True)
+class Pulse:
+    """An operator's signs of life, for ``/healthz`` and ``/metrics``."""
+
+    steps: int = 0
+    """Steps that did something."""
+    idle_steps: int = 0
+    busy_s: float = 0.0
+    """Time inside steps."""
+    longest_step_s: float = 0.0
+    last_step_at: float = 0.0
+    """Unix epoch seconds at which the newest step finished."""
+    state: str = "starting"
+    """starting, running, draining, closed."""
+
+
+def drive(
+    operator: Operator,
+    *,
+    settings: RunnerConfig,
+    drain_timeout_s: float,
+    stop: StopRequest,
+    ended: Callable[[float], RunEnded | None],
+    pulse: Pulse,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Step until there is a reason to stop, drain, and return the reason. The operator is not closed."""
+    wait_s = settings.idle_min_s
+    look_again_at = 0.0
+    pulse.state = "running"
+    while True:
+        now = clock()
+        if stop.signals:
+            reason = stop.reason
+            break
+        if now >= look_again_at:
+            end = ended(now)
+            look_again_at = now + settings.follow_period_s
+            if end is not None:
+                reason = f"the run ended at step {end.step}: {end.reason}"
+                break
+        worked = operator.step(now)
+        _count(pulse, worked, now, clock(), settings.slow_step_s)
+        if worked:
+            wait_s = settings.idle_min_s
+        else:
+            sleep(wait_s)
+            wait_s = min(wait_s * 2, settings.idle_max_s)
+    logger.info("draining: %s", reason)
+    pulse.state = "draining"
+    _drain(operator, drain_timeout_s, stop, pulse, settings, clock, sleep)
+    return reason
+
+
+def _count(pulse: Pulse, worked: bool, before: float, after: float, slow_s: float) -> None:
+    took = after - before
+    pulse.steps += worked
+    pulse.idle_steps += not worked
+    pulse.busy_s += took
+    pulse.longest_step_s = max(pulse.longest_step_s, took)
+    pulse.last_step_at = after
+    if took > slow_s:
+        logger.warning("a step took %.1f s (limit %g s)", took, slow_s)
+
+
+def _drain(
+    operator: Operator,
+    timeout_s: float,
+    stop: StopRequest,
+    pulse: Pulse,
+    settings: RunnerConfig,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    deadline = Deadline.after(timeout_s, "drain", clock)
+    signals = max(1, stop.signals)
+    while not operator.drain(clock()):
+        pulse.last_step_at = clock()
+        if deadline.passed or stop.signals > signals:
+            why = "a second signal" if stop.signals > signals else str(deadline.exceeded())
+            logger.warning("leaving with work in hand, which its next owner does again: %s", why)
+            return
+        sleep(settings.idle_min_s)
+
+
+def run_operator(
+    config: RunConfig, name: str, index: int, *, began_at: int | None = None, monitor_port: int | None = None
+) -> str:
+    """Run one instance until it is asked to stop or the run is over; return why. Raises LaminarError.
+
+    ``began_at``: see EndWatch. ``monitor_port``: instead of the configured one.
+    """
+    stop = StopRequest()
+    stop.install()
+    pulse = Pulse(last_step_at=time.time())
+    instance = f"{name}-{index}"
+    with ExitStack() as stack:
+        port = config.monitor.port if monitor_port is None else monitor_port
+        if port:
+            from laminar.pipeline.monitor import serve
+
+            stack.enter_context(closing(serve(config.monitor.host, port, pulse, instance, config.monitor)))
+        log = stack.enter_context(closing(open_log(config.log)))
+        codec = Codec()
+        watch = stack.enter_context(
+            closing(EndWatch(log, codec, config.name, began_at=began_at, grace_s=config.runner.ended_grace_s))
+        )
+        context = Context(
+            run=config.info(),
+            name=name,
+            instance=instance,
+            log=log,
+            codec=codec,
+            rng=random.Random(f"{config.seed}/{instance}"),
+        )
+        operator = stack.enter_context(closing(build(config.operators[name], context)))
+        logger.info("%s is ready", instance)
+        reason = drive(
+            operator,
+            settings=config.runner,
+            drain_timeout_s=config.supervisor.drain_timeout_s,
+            stop=stop,
+            ended=watch.poll,
+            pulse=pulse,
+        )
+    pulse.state = "closed"
+    return reason

@@ -1,0 +1,70 @@
+"""Opens a log from its settings; the adapter is imported only here, and only the one that is asked for.
+
+>>> open_log(SqliteLogConfig(path=Path("runs/first/log")), run_id="first")              # doctest: +SKIP
+>>> open_log(KafkaLogConfig(bootstrap="127.0.0.1:9092"), run_id="first")                # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from laminar.schemas.errors import ConfigError
+from laminar.streams.log import Log
+
+__all__ = ["KafkaLogConfig", "LogConfig", "MemoryLogConfig", "SqliteLogConfig", "open_log"]
+
+
+class _LogSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    partitions: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """Partitions of a topic, where they differ from the catalogue: ``{prompts: 16}``."""
+
+
+class SqliteLogConfig(_LogSettings):
+    """The embedded log: one database on a local disk, several processes."""
+
+    kind: Literal["sqlite"] = "sqlite"
+    path: Path | None = None
+    """Folder of the log; by default ``log`` in the run's folder."""
+
+
+class KafkaLogConfig(_LogSettings):
+    """A Kafka cluster."""
+
+    kind: Literal["kafka"] = "kafka"
+    bootstrap: str = "127.0.0.1:9092"
+    """``host:port`` of some brokers, separated by commas."""
+    group_protocol: Literal["consumer", "classic"] = "consumer"
+    """``consumer`` is KIP-848 (brokers from 4.0); ``classic`` serves older ones."""
+    client: dict[str, str | int | float | bool] = {}
+    """Settings of librdkafka as they are, for example ``sasl.username``."""
+
+
+class MemoryLogConfig(_LogSettings):
+    """A log inside one process, for tests and simulation."""
+
+    kind: Literal["memory"] = "memory"
+
+
+LogConfig = Annotated[SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, Field(discriminator="kind")]
+
+
+def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig) -> Log:
+    """The log of these settings. Raises ConfigError, Unavailable or DeadlineExceeded, naming the folder or broker."""
+    if isinstance(config, SqliteLogConfig):
+        if config.path is None:
+            raise ConfigError("log.path: missing (the run file's folder gives the default)")
+        from laminar.streams.sqlite import SqliteLog
+
+        return SqliteLog(config.path)
+    if isinstance(config, KafkaLogConfig):
+        from laminar.streams.kafka import KafkaLog
+
+        return KafkaLog(config.bootstrap, group_protocol=config.group_protocol, client=config.client)
+    from laminar.streams.memory import MemoryLog
+
+    return MemoryLog()
