@@ -100,8 +100,8 @@ class Tail:
         """Every record up to the end as it is now. Raises DeadlineExceeded."""
         ends = {p: self._reader.bounds(p).end for p in self._reader.position()}
         while any(self._reader.position()[p] < end for p, end in ends.items()):
-            yield from self._reader.poll(_BATCH, min(_WAIT_S, deadline.remaining()))
             deadline.check(", ".join(f"{p}@{at}" for p, at in self._reader.position().items()))
+            yield from self._reader.poll(_BATCH, min(_WAIT_S, deadline.remaining()))
 
     def close(self) -> None:
         """Release the reader."""
