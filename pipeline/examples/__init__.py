@@ -6,7 +6,7 @@ raise. The same name and seed give the same files.
 
 >>> from laminar.pipeline.examples import NAMES
 >>> NAMES
-('mirror', 'sortl')
+('odds', 'sortl')
 """
 
 from laminar.pipeline.examples.folder import ExampleFolder, write

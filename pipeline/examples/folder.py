@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -125,11 +126,24 @@ def _make(made: Task, directory: Path, seed: int, say: Callable[[str], None]) ->
             accuracy = warm_up(made, tokenizer, model, np.random.default_rng([seed, 1]), heldout, say)
     finally:
         torch.set_num_threads(threads)
-    model.save_pretrained(directory / "model")
+    _without_progress_bar(lambda: model.save_pretrained(directory / "model"))
     tokenizer.save_pretrained(directory / "model")
     for file in (directory / "model").iterdir():
         file.chmod(0o644)
     return accuracy
+
+
+def _without_progress_bar(act: Callable[[], object]) -> None:
+    from transformers.utils import logging as hf
+
+    bars: Any = hf  # its functions have no annotations
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        act()
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _rows(made: Task, rng: np.random.Generator) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:

@@ -16,7 +16,7 @@ from laminar.schemas.errors import ConfigError
 
 __all__ = ["NAMES", "Task", "task"]
 
-NAMES = ("mirror", "sortl")
+NAMES = ("odds", "sortl")
 
 
 class Task(Protocol):

@@ -32,14 +32,14 @@ def symbol_tokenizer(
     core = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))  # noqa: S106
     if separator:
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        core.decoder = decoders.WordPiece(prefix="", cleanup=False)
+        core.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     else:
         core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
         core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
     if add_bos:
         core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])])
-    made = PreTrainedTokenizerFast(
+    made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,
         pad_token="<pad>",  # noqa: S106
         bos_token="<bos>",  # noqa: S106
