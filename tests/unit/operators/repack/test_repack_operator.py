@@ -1,0 +1,182 @@
+"""Repack over the memory log: it folds the pool, adopts what the dead leave, empties the tail."""
+
+from __future__ import annotations
+
+from laminar.operators.repack.config import RepackConfig
+from laminar.operators.repack.operator import Repack
+from laminar.schemas import records as r
+from tests.support.dataflow import World, make_prompt, make_tokens
+
+CONFIG = RepackConfig(period_s=1.0, dead_after_s=3.0, version_wait_s=2.0)
+
+
+def heartbeat(world: World, rollout: str, ids: tuple[str, ...] = (), **changes: object) -> r.RolloutStatus:
+    values: dict[str, object] = {
+        "rollout_id": rollout,
+        "incarnation": 1,
+        "state": "sampling" if ids else "idle",
+        "version": 7,
+        "kv_used": 10 * len(ids),
+        "kv_total": 1000,
+        "running": len(ids),
+        "waiting": 0,
+        "preempted": 0,
+        "max_running": 8,
+        "tokens_per_s": 0.0,
+        "in_flight": tuple(r.InFlight(trajectory_id=i, attempt=0, n_tokens=10) for i in ids),
+        "at_ms": world.now_ms,
+    }
+    return r.RolloutStatus(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def started(world: World, member: int, rollout: str, incarnation: int = 1) -> r.TrajectoryStarted:
+    prompt = make_prompt()
+    return r.TrajectoryStarted(
+        trajectory_id=r.trajectory_id(prompt.prompt_id, member),
+        attempt=0,
+        member=member,
+        prompt=prompt,
+        rollout_id=rollout,
+        incarnation=incarnation,
+        version=7,
+        engine="scripted",
+        seed=member,
+        at_ms=world.now_ms,
+    )
+
+
+def delta(world: World, trajectory: str, start: int, n: int, attempt: int = 0) -> r.TrajectoryTokens:
+    return r.TrajectoryTokens(
+        trajectory_id=trajectory,
+        attempt=attempt,
+        start=start,
+        tokens=make_tokens(n, 7, first=5 + start),
+        at_ms=world.now_ms,
+    )
+
+
+def run(world: World, operator: Repack, seconds: float, beats: dict[str, tuple[str, ...]]) -> None:
+    """Let time pass while the rollouts named in ``beats`` go on sending heartbeats."""
+    until = world.now + seconds
+    while world.now < until:
+        world.write(*(heartbeat(world, rollout, ids) for rollout, ids in beats.items()))
+        while operator.step(world.now):
+            pass
+        world.advance(0.25)
+
+
+def test_a5_trajectories_of_a_rollout_that_never_answers_are_adopted_with_all_their_tokens() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"), started(world, 1, "r0"), delta(world, "d/0/0/0", 0, 3))
+    world.write(heartbeat(world, "r0", ("d/0/0/0", "d/0/0/1")), heartbeat(world, "r1"))
+    run(world, operator, 2.0, {"r1": ()})
+    assert world.read("rollouts.commands", r.AdoptCommand) == []
+    world.write(delta(world, "d/0/0/0", 3, 2))
+    run(world, operator, 3.0, {"r1": ()})
+    adopted = {a.snapshot.trajectory_id: a for a in world.read("rollouts.commands", r.AdoptCommand)}
+    assert set(adopted) == {"d/0/0/0", "d/0/0/1"}
+    assert all(a.rollout_id == "r1" and a.snapshot.attempt == 1 for a in adopted.values())
+    assert adopted["d/0/0/0"].snapshot.response.ids_T.tolist() == [5, 6, 7, 8, 9]
+    assert adopted["d/0/0/0"].snapshot.version == 7
+    assert {m.trajectory_id for m in world.read("trajectories.partial", r.TrajectoryMoved)} == set(adopted)
+
+
+def test_a_younger_incarnation_means_the_old_owner_is_dead_at_once() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0", incarnation=1), heartbeat(world, "r0", incarnation=2))
+    for _ in range(6):
+        operator.step(world.now)
+    adopted = world.read("rollouts.commands", r.AdoptCommand)
+    assert [(a.rollout_id, a.incarnation) for a in adopted] == [("r0", 2)]
+
+
+def test_b13_finished_members_of_a_group_are_not_adopted() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(*(started(world, m, "r0") for m in range(4)))
+    world.write(
+        *(
+            r.TrajectoryEnded(trajectory_id=f"d/0/0/{m}", attempt=0, finish="stop", n_tokens=1, at_ms=world.now_ms)
+            for m in range(3)
+        )
+    )
+    run(world, operator, 5.0, {"r1": ()})
+    assert [a.snapshot.trajectory_id for a in world.read("rollouts.commands", r.AdoptCommand)] == ["d/0/0/3"]
+
+
+def test_b12_deltas_and_ends_of_an_older_attempt_are_ignored_and_counted() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"))
+    run(world, operator, 4.0, {"r1": ()})
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
+    world.write(delta(world, "d/0/0/0", 0, 4))
+    world.write(r.TrajectoryEnded(trajectory_id="d/0/0/0", attempt=0, finish="stop", n_tokens=4, at_ms=0))
+    run(world, operator, 4.0, {})  # r1 dies as well
+    run(world, operator, 1.0, {"r2": ()})
+    last = world.read("rollouts.commands", r.AdoptCommand)[-1]
+    assert (last.rollout_id, last.snapshot.attempt, last.snapshot.response.n_tokens) == ("r2", 2, 0)
+
+
+def test_the_tail_is_released_on_to_the_fuller_rollout() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"), started(world, 1, "r1"), started(world, 2, "r1"))
+    run(world, operator, 1.0, {"r0": ("d/0/0/0",), "r1": ("d/0/0/1", "d/0/0/2")})
+    releases = world.read("rollouts.commands", r.ReleaseCommand)
+    assert [(c.rollout_id, c.to_rollout, c.trajectory_ids) for c in releases] == [("r0", "r1", ("d/0/0/0",))]
+
+
+def test_a_restarted_repack_folds_only_what_is_in_flight() -> None:
+    world = World()
+    first = Repack(CONFIG, world.context("repack"))
+    for index in range(50):
+        prompt = make_prompt(index)
+        begun = started(world, 0, "r0")
+        trajectory = r.trajectory_id(prompt.prompt_id, 0)
+        world.write(
+            r.TrajectoryStarted(
+                trajectory_id=trajectory,
+                attempt=0,
+                member=0,
+                prompt=prompt,
+                rollout_id=begun.rollout_id,
+                incarnation=1,
+                version=7,
+                engine="scripted",
+                seed=0,
+                at_ms=world.now_ms,
+            ),
+            *(
+                [r.TrajectoryEnded(trajectory_id=trajectory, attempt=0, finish="stop", n_tokens=0, at_ms=0)]
+                if index < 49
+                else []
+            ),
+        )
+    run(world, first, 8.0, {"r0": ("d/0/49/0",)})
+    first.close()
+    committed = world.log.committed("run.repack.fold", "trajectories.partial")
+    ends = {p: world.log.reader().bounds(p).end for p in committed}
+    assert sum(ends[p] - committed[p] for p in committed) == 1
+    second = Repack(CONFIG, world.context("repack"))
+    run(world, second, 4.0, {"r1": ()})
+    assert [a.snapshot.trajectory_id for a in world.read("rollouts.commands", r.AdoptCommand)] == ["d/0/49/0"]
+
+
+def test_only_one_of_two_instances_decides() -> None:
+    world = World()
+    context = world.context("repack")
+    import dataclasses
+
+    first = Repack(CONFIG, context)
+    second = Repack(CONFIG, dataclasses.replace(context, instance="repack-1"))
+    world.write(started(world, 0, "r0"))
+    until = world.now + 6.0
+    while world.now < until:
+        world.write(heartbeat(world, "r1"))
+        first.step(world.now)
+        second.step(world.now)
+        world.advance(0.25)
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
