@@ -1,0 +1,80 @@
+"""Admission never stalls and never lets a group become staler than allowed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laminar.operators.prompts.pacing import Load, allowance
+
+
+def fresh() -> Load:
+    return Load(admitted=0, outstanding=0, resolved=0, steps=0, oldest_step=None)
+
+
+@given(st.integers(1, 64), st.integers(0, 128), st.none() | st.integers(0, 4))
+def test_a13_every_valid_combination_admits_at_least_one_step_at_the_start(
+    groups_per_step: int, extra: int, max_staleness: int | None
+) -> None:
+    allowed = allowance(
+        fresh(),
+        max_outstanding=groups_per_step + extra,
+        groups_per_step=groups_per_step,
+        max_staleness=max_staleness,
+    )
+    assert allowed >= groups_per_step
+
+
+@given(st.data(), st.integers(1, 6), st.integers(0, 12), st.integers(0, 3))
+def test_a12_training_goes_on_and_a_straggler_is_trained_within_the_bound(
+    data: st.DataObject, groups_per_step: int, extra: int, max_staleness: int
+) -> None:
+    # Groups finish in any order, chosen by hypothesis; the trainer takes any finished groups as soon as it has enough.
+    max_outstanding = groups_per_step + extra
+    steps, admitted = 0, 0
+    outstanding: dict[int, int] = {}
+    finished: list[int] = []
+    straggler = data.draw(st.integers(0, 10), label="straggler")
+    for _ in range(60):
+        load = Load(
+            admitted=admitted,
+            outstanding=len(outstanding),
+            resolved=steps * groups_per_step,
+            steps=steps,
+            oldest_step=min(outstanding.values(), default=None),
+        )
+        for _ in range(
+            allowance(
+                load,
+                max_outstanding=max_outstanding,
+                groups_per_step=groups_per_step,
+                max_staleness=max_staleness,
+            )
+        ):
+            outstanding[admitted] = steps
+            admitted += 1
+        running = [g for g in outstanding if g not in finished]
+        others = [g for g in running if g != straggler]
+        # The straggler is last: it finishes only when nothing else can.
+        if others:
+            finished.append(data.draw(st.sampled_from(others)))
+        elif running:
+            finished.append(running[0])
+        if len(finished) >= groups_per_step:
+            taken, finished = finished[:groups_per_step], finished[groups_per_step:]
+            for group in taken:
+                assert steps - outstanding.pop(group) <= max_staleness
+            steps += 1
+        else:
+            assert running or others, "nothing runs, nothing may be admitted: the run is stuck"
+    assert steps >= 60 // (2 * groups_per_step) - 1
+
+
+def test_c9_a_slow_trainer_bounds_what_is_admitted() -> None:
+    load = Load(admitted=48, outstanding=48, resolved=0, steps=0, oldest_step=0)
+    assert allowance(load, max_outstanding=48, groups_per_step=16, max_staleness=None) == 0
+
+
+def test_groups_lost_to_dead_letters_are_replaced() -> None:
+    load = Load(admitted=16, outstanding=12, resolved=4, steps=0, oldest_step=0)
+    assert allowance(load, max_outstanding=48, groups_per_step=16, max_staleness=0) == 4
