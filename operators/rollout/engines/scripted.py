@@ -342,7 +342,8 @@ class ScriptedEngine:
         n = len(busy)
         while self._waiting and n < self._limits.max_running:
             head = self._waiting[0]
-            if self._running and kv + head.kv + 1 > self._limits.kv_total:
+            # Each of them must be able to take the next step, or the newcomer would be preempted at once.
+            if self._running and kv + head.kv + n + 1 > self._limits.kv_total:
                 return
             self._waiting.popleft()
             self._running[head.request.trajectory_id] = head

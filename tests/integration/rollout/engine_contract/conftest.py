@@ -1,0 +1,34 @@
+"""Every engine that must pass the suite: add a factory to ``FACTORIES``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import cast
+
+import pytest
+
+from tests.integration.rollout.engine_contract.subject import MakeSubject, Subject
+
+FACTORIES = {
+    "scripted": "tests.integration.rollout.engine_contract.scripted_subject:make",
+}
+"""Engine -> ``module:function``, a MakeSubject."""
+
+
+@pytest.fixture(params=sorted(FACTORIES))
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Subject]]:
+    """Makes subjects of one engine, loaded with version 0; closes them."""
+    module, _, function = FACTORIES[request.param].partition(":")
+    factory = cast("MakeSubject", getattr(import_module(module), function))
+    made: list[Subject] = []
+
+    def loaded(**limits: int) -> Subject:
+        subject = factory(**limits)
+        made.append(subject)
+        subject.engine.load(subject.weights(0), 0)
+        return subject
+
+    yield loaded
+    for subject in made:
+        subject.engine.close()
