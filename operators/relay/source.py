@@ -1,0 +1,159 @@
+"""The rollout's side of the relay: the verified tensors of a version, mapped or pulled.
+
+A sealed slot on this machine is mapped without a copy, under a lease, and even while its relay is down: the files are
+the truth. Elsewhere the version is pulled over HTTP into anonymous memory. Tensors are copy-on-write: nothing that a
+reader does to them can reach the slot. They stay valid as long as something refers to them; the slot is not written
+anew before the last such reference is gone.
+
+>>> source = RelaySource.from_context(context)                                # doctest: +SKIP
+>>> with source.open(manifest, Deadline.after(60, "load version 7")) as tensors:
+...     engine.load(tensors, manifest.version)
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from laminar.operators.operator import Context
+from laminar.operators.relay.chain import alive, candidates
+from laminar.operators.relay.directory import RelayDirectory
+from laminar.operators.relay.folder import is_here
+from laminar.operators.relay.manifest import check, label, tensor_views
+from laminar.operators.relay.pull import Pull, Quarantine
+from laminar.operators.relay.slot import Lease, Slot, lease, sealed
+from laminar.operators.relay.token import run_token
+from laminar.operators.weights import TensorView
+from laminar.schemas.errors import Unavailable, WeightsMismatch
+from laminar.schemas.records import RelayStatus, VersionManifest
+from laminar.streams.deadline import Deadline
+
+__all__ = ["RelaySource"]
+
+_POLL_S = 0.01
+_DIRECTORY_S = 0.5
+
+
+class RelaySource:
+    """Implements WeightSource. Not thread-safe."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        token: str,
+        zone: str = "",
+        map_local: bool = True,
+        local_patience_s: float = 5.0,
+        dead_after_s: float = 5.0,
+        read_timeout_s: float = 10.0,
+        stall_timeout_s: float = 5.0,
+    ) -> None:
+        """``local_patience_s``: how long to wait for this machine's relay to have a version before pulling past it."""
+        self._context = context
+        self.token = token
+        self._zone = zone
+        self._map_local = map_local
+        self._patience_s = local_patience_s
+        self._dead_after_ms = int(dead_after_s * 1000)
+        self._read_timeout_s = read_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._directory = RelayDirectory(context)
+        self._quarantine = Quarantine()
+
+    @classmethod
+    def from_context(cls, context: Context) -> RelaySource:
+        """A source with the run's token (LAMINAR_RELAY_TOKEN, or ``relay.token`` in the run's folder)."""
+        return cls(context, token=run_token(context.run.run_dir))
+
+    @contextmanager
+    def open(self, manifest: VersionManifest, deadline: Deadline) -> Iterator[Mapping[str, TensorView]]:
+        """See WeightSource.open. The mapping has the manifest's table; tied names are in ``manifest.tied``."""
+        if manifest.state != "committed":
+            raise WeightsMismatch(f"{label(manifest)} is {manifest.state}: only committed versions are applied")
+        check(manifest)
+        mapped = self._local(manifest, deadline) if self._map_local else None
+        if mapped is None:
+            mapped = self._pulled(manifest, deadline)
+        data = memoryview(mapped)
+        views = tensor_views(manifest, data)
+        try:
+            yield views
+        finally:
+            for view in views.values():
+                with suppress(BufferError):  # the reader still uses it: it keeps the mapping, and so the lease
+                    view.data.release()
+            with suppress(BufferError):
+                data.release()
+                mapped.close()
+
+    def close(self) -> None:
+        """Release the log reader."""
+        self._directory.close()
+
+    def _local(self, manifest: VersionManifest, deadline: Deadline) -> mmap.mmap | None:
+        """The version's slot on this machine, mapped; None: it is not here and will not be soon."""
+        patience = time.monotonic() + min(self._patience_s, deadline.remaining())
+        next_refresh = 0.0
+        here: list[RelayStatus] = []
+        while True:
+            now = time.monotonic()
+            if now >= next_refresh:
+                here = [s for s in self._directory.refresh().values() if is_here(s)]
+                next_refresh = now + _DIRECTORY_S
+            for status in sorted(here, key=lambda s: s.relay_id != manifest.relay_id):
+                for slot in sealed(Path(status.shm_dir), manifest.epoch, manifest.version, manifest.root_digest):
+                    held = _lease_of(slot, manifest)
+                    if held is not None:
+                        with held:
+                            return held.map(manifest.total_bytes)
+            if not any(self._may_come(manifest, s) for s in here) or time.monotonic() >= patience:
+                return None
+            time.sleep(_POLL_S)
+
+    def _may_come(self, manifest: VersionManifest, status: RelayStatus) -> bool:
+        """Whether a local relay is likely to have the version soon: it lives and holds nothing newer."""
+        if self._now_ms() - status.at_ms > self._dead_after_ms:
+            return False
+        return all((v.epoch, v.version) <= (manifest.epoch, manifest.version) for v in status.versions)
+
+    def _pulled(self, manifest: VersionManifest, deadline: Deadline) -> mmap.mmap:
+        memory = mmap.mmap(-1, manifest.total_bytes)
+        data = memoryview(memory)
+        try:
+            Pull(
+                manifest=manifest,
+                data=data,
+                peers=lambda: self._peers(manifest),
+                token=self.token,
+                quarantine=self._quarantine,
+                read_timeout_s=self._read_timeout_s,
+                stall_timeout_s=self._stall_timeout_s,
+            ).run(deadline)
+        except BaseException:
+            data.release()
+            memory.close()
+            raise
+        data.release()
+        return memory
+
+    def _peers(self, manifest: VersionManifest) -> Sequence[RelayStatus]:
+        living = alive(self._directory.refresh(), now_ms=self._now_ms(), dead_after_ms=self._dead_after_ms)
+        return candidates(manifest, living, me="", zone=self._zone)
+
+    def _now_ms(self) -> int:
+        return int(self._context.clock() * 1000)
+
+
+def _lease_of(slot: Slot, manifest: VersionManifest) -> Lease | None:
+    """A lease on the slot, if it still holds the version once the lease is taken."""
+    with suppress(Unavailable):
+        held = lease(slot.data)
+        note = slot.note()
+        if note is not None and note.state == "sealed" and note.root_digest == manifest.root_digest:
+            return held
+        held.close()
+    return None

@@ -1,0 +1,358 @@
+"""The relay's slots: who gets one, what is sealed in it, when it is used again. Thread-safe.
+
+* ``reserve`` gives the trainer a slot, ``seal`` verifies it against the manifest and lets readers in.
+* ``begin`` gives a slot to a pull; chunks are served to the next relay as soon as they are verified.
+* The newest ``keep`` versions stay. A retired slot is recycled once nobody holds a lease on it; while one is leased
+  another is allocated, so neither the trainer nor a pull ever waits for a reader.
+* A restarted relay adopts sealed slots after verifying them, and lets a trainer seal what it was writing meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from laminar.operators.relay.manifest import chunk_ok, chunk_range, from_json, label, n_chunks, to_json
+from laminar.operators.relay.slot import Lease, Note, Slot, allocate, lease, leased, replace_file, slots
+from laminar.schemas.errors import ConfigError, Fenced, Unavailable, WeightsMismatch
+from laminar.schemas.records import HeldVersion, VersionManifest
+
+__all__ = ["Fill", "Progress", "Reservation", "SlotStore"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A slot to write one version into."""
+
+    index: int
+    nonce: str
+    path: Path
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a version is here."""
+
+    verified: int
+    n_chunks: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: Slot
+    state: Literal["free", "staged", "sealing", "sealed", "filling", "adopting"] = "free"
+    nonce: str = ""
+    manifest: VersionManifest | None = None
+    verified: int = 0
+    """Leading chunks that match the manifest."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.manifest.epoch, self.manifest.version) if self.manifest else (-1, -1)
+
+
+class Fill:
+    """A slot being filled by a pull: see SlotStore.begin."""
+
+    def __init__(self, store: SlotStore, entry: _Entry, manifest: VersionManifest) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._entry = entry
+        self._lease = lease(entry.slot.data, write=True)
+        self._map = self._lease.map(manifest.total_bytes, write=True)
+        self.data = memoryview(self._map)
+        """The slot's bytes, writable."""
+
+    @property
+    def have(self) -> int:
+        """Leading chunks that are verified: where to go on."""
+        return self._entry.verified
+
+    def verified(self, have: int) -> None:
+        """The first ``have`` chunks are verified: serve them."""
+        self._store._advance(self._entry, have)
+
+    def close(self) -> None:
+        """Seal the slot if every chunk is verified, free it otherwise."""
+        self.data.release()
+        self._map.close()
+        self._store._end(self._entry)
+        self._lease.close()
+
+
+class SlotStore:
+    """All slots of one folder, which must exist. One process owns it (see folder.claim)."""
+
+    def __init__(self, folder: Path, *, keep: int, hash_threads: int = 2) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._changed = threading.Condition()
+        self._hashing = ThreadPoolExecutor(hash_threads, thread_name_prefix="relay-hash")
+        self._entries: list[_Entry] = []
+        self._epoch = -1
+        self._closed = False
+        self.generation = 0
+        """Grows with every change of what is held."""
+
+    # -- what the trainer does
+
+    def reserve(self, *, epoch: int, version: int, total_bytes: int) -> Reservation:
+        """A slot of at least ``total_bytes``, nobody's but the caller's once he has leased it and read his nonce.
+
+        Raises Fenced (a newer trainer publishes), ConfigError (shared memory too small), Unavailable (all in use).
+        """
+        with self._changed:
+            if epoch < self._epoch:
+                raise Fenced(f"publish version {version}: epoch {epoch} is older than {self._epoch}, a newer trainer's")
+            entry = self._take(total_bytes)
+            entry.state, entry.nonce = "staged", uuid.uuid4().hex
+            entry.slot.write_note(Note(state="staged", nonce=entry.nonce, epoch=epoch, version=version))
+            return Reservation(
+                index=entry.slot.index, nonce=entry.nonce, path=entry.slot.data, capacity=entry.slot.capacity()
+            )
+
+    def seal(self, index: int, nonce: str, manifest: VersionManifest) -> None:
+        """Verify the slot and let readers in. Doing it twice does no harm.
+
+        Raises WeightsMismatch (the bytes are not the manifest's), Unavailable (the reservation is gone).
+        """
+        with self._changed:
+            entry = next((e for e in self._entries if e.slot.index == index and e.nonce == nonce), None)
+            if entry and entry.state == "sealed" and entry.manifest and entry.order == _order(manifest):
+                return
+            if entry is None or entry.state != "staged":
+                raise Unavailable(f"{label(manifest)}: slot {index} is no longer reserved for it; stage it again")
+            entry.state = "sealing"
+        try:
+            self._verify(entry.slot, manifest)
+            self._mark_sealed(entry, manifest)
+        except BaseException:
+            with self._changed:
+                self._free(entry)
+            raise
+
+    # -- what a pull does
+
+    def begin(self, manifest: VersionManifest) -> Fill:
+        """A slot to pull this version into; what an earlier attempt verified is still there."""
+        with self._changed:
+            entry = self._take(manifest.total_bytes)
+            entry.state, entry.manifest, entry.verified, entry.nonce = "filling", manifest, 0, uuid.uuid4().hex
+            note = Note(state="staged", nonce=entry.nonce, epoch=manifest.epoch, version=manifest.version)
+            entry.slot.write_note(note)
+            return Fill(self, entry, manifest)
+
+    def _advance(self, entry: _Entry, have: int) -> None:
+        with self._changed:
+            entry.verified = have
+            self._notify()
+
+    def _end(self, entry: _Entry) -> None:
+        manifest = entry.manifest
+        if manifest is not None and entry.verified == n_chunks(manifest):
+            self._mark_sealed(entry, manifest)
+        else:
+            with self._changed:
+                self._free(entry)
+
+    # -- what readers do
+
+    def held(self) -> tuple[HeldVersion, ...]:
+        """Versions that are here, whole or in part, oldest first."""
+        with self._changed:
+            entries = sorted((e for e in self._entries if e.state in ("sealed", "filling")), key=lambda e: e.order)
+            return tuple(
+                HeldVersion(
+                    version=e.manifest.version,
+                    epoch=e.manifest.epoch,
+                    chunks_verified=e.verified,
+                    n_chunks=n_chunks(e.manifest),
+                )
+                for e in entries
+                if e.manifest is not None
+            )
+
+    def progress(self, root_digest: str, *, above: int, wait_s: float) -> Progress | None:
+        """Verified chunks of a version, as soon as there are more than ``above`` or the time is over; None: unknown."""
+        with self._changed:
+
+            def ready() -> bool:
+                entry = self._find(root_digest)
+                return self._closed or (entry is not None and entry.verified > above)
+
+            self._changed.wait_for(ready, timeout=wait_s)
+            entry = self._find(root_digest)
+            if entry is None or entry.manifest is None:
+                return None
+            return Progress(entry.verified, n_chunks(entry.manifest))
+
+    def open(self, root_digest: str) -> tuple[Lease, int] | None:
+        """A lease on the slot with these bytes, and how many of its leading bytes are verified; None: unknown."""
+        with self._changed:
+            entry = self._find(root_digest)
+            if entry is None or entry.manifest is None or not entry.verified:
+                return None
+            return lease(entry.slot.data), chunk_range(entry.manifest, entry.verified - 1)[1]
+
+    def has(self, manifest: VersionManifest) -> bool:
+        """Whether the version is sealed here."""
+        with self._changed:
+            return any(e.state == "sealed" and e.order == _order(manifest) for e in self._entries)
+
+    # -- life
+
+    def adopt(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Take over what an earlier process left: sealed slots once verified, and slots that are being written.
+
+        Slots are listed at once; verifying may be done in a thread.
+        """
+        for entry in self.enlist():
+            if stop():
+                return
+            self._adopt(entry)
+
+    def enlist(self) -> list[_Entry]:
+        """List the folder's slots; the returned ones are sealed and wait for ``adopt``."""
+        with self._changed:
+            known = {e.slot.index for e in self._entries}
+            for slot in slots(self.folder):
+                if slot.index in known:
+                    continue
+                note = slot.note()
+                entry = _Entry(slot)
+                self._entries.append(entry)
+                if note and note.state == "sealed":
+                    entry.state, entry.nonce = "adopting", note.nonce
+                elif note and leased(slot.data):
+                    entry.state, entry.nonce = "staged", note.nonce
+                else:
+                    slot.free()
+                if note:
+                    self._epoch = max(self._epoch, note.epoch)
+            return [e for e in self._entries if e.state == "adopting"]
+
+    def _adopt(self, entry: _Entry) -> None:
+        try:
+            manifest = from_json(json.loads(entry.slot.manifest.read_bytes()))
+            self._verify(entry.slot, manifest)
+        except (OSError, ValueError, WeightsMismatch, Unavailable) as error:
+            _log.warning("slot %d left by an earlier relay is dropped: %s", entry.slot.index, error)
+            with self._changed:
+                self._free(entry)
+        else:
+            self._mark_sealed(entry, manifest)
+
+    def close(self) -> None:
+        """Wake every waiter; the files stay."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._hashing.shutdown(wait=False, cancel_futures=True)
+
+    # -- inside
+
+    def _find(self, root_digest: str) -> _Entry | None:
+        """The entry with most of these bytes."""
+        found = [
+            e
+            for e in self._entries
+            if e.state in ("sealed", "filling") and e.manifest and e.manifest.root_digest == root_digest
+        ]
+        return max(found, key=lambda e: e.verified, default=None)
+
+    def _take(self, size: int) -> _Entry:
+        """A slot that nobody leases, large enough: a free one, a new one, or the oldest version's."""
+        idle = [e for e in self._entries if e.state in ("free", "staged") and not leased(e.slot.data)]
+        for entry in idle:
+            self._free(entry)
+        best = max(idle, key=lambda e: e.slot.capacity(), default=None)
+        entry = best or self._new_entry()
+        try:
+            allocate(entry.slot.data, size)
+        except ConfigError as error:
+            if best is None:
+                self._entries.remove(entry)
+            return self._evict(size, error)
+        return entry
+
+    def _evict(self, size: int, full: ConfigError) -> _Entry:
+        """Make room by dropping old versions, never the newest one."""
+        by_age = sorted((e for e in self._entries if e.state == "sealed"), key=lambda e: e.order)
+        for entry in by_age[:-1]:
+            if not leased(entry.slot.data):
+                _log.warning("version %d is dropped early: %s", entry.order[1], full)
+                self._free(entry)
+                try:
+                    allocate(entry.slot.data, size)
+                except ConfigError:
+                    entry.slot.data.unlink(missing_ok=True)
+                    self._entries.remove(entry)
+                    continue
+                return entry
+        if any(leased(e.slot.data) for e in self._entries):
+            raise Unavailable(f"every slot is being read or written, and no further one fits: {full}")
+        raise full
+
+    def _new_entry(self) -> _Entry:
+        used = {e.slot.index for e in self._entries}
+        entry = _Entry(Slot(self.folder, next(i for i in range(len(used) + 1) if i not in used)))
+        self._entries.append(entry)
+        return entry
+
+    def _free(self, entry: _Entry) -> None:
+        entry.slot.free()
+        entry.slot.manifest.unlink(missing_ok=True)
+        entry.state, entry.nonce, entry.manifest, entry.verified = "free", "", None, 0
+        self._notify()
+
+    def _mark_sealed(self, entry: _Entry, manifest: VersionManifest) -> None:
+        with self._changed:
+            replace_file(entry.slot.manifest, json.dumps(to_json(manifest)).encode())
+            entry.slot.write_note(
+                Note(
+                    state="sealed",
+                    nonce=entry.nonce,
+                    epoch=manifest.epoch,
+                    version=manifest.version,
+                    root_digest=manifest.root_digest,
+                )
+            )
+            entry.state, entry.manifest, entry.verified = "sealed", manifest, n_chunks(manifest)
+            self._epoch = max(self._epoch, manifest.epoch)
+            by_age = sorted((e for e in self._entries if e.state == "sealed"), key=lambda e: e.order)
+            for old in by_age[: -self._keep]:
+                self._free(old)
+            self._notify()
+
+    def _verify(self, slot: Slot, manifest: VersionManifest) -> None:
+        with lease(slot.data) as held, held.map(manifest.total_bytes) as mapped, memoryview(mapped) as data:
+
+            def bad(index: int) -> bool:
+                start, stop = chunk_range(manifest, index)
+                with data[start:stop] as chunk:
+                    return not chunk_ok(manifest, index, chunk)
+
+            wrong = [i for i, is_bad in enumerate(self._hashing.map(bad, range(n_chunks(manifest)))) if is_bad]
+        if wrong:
+            raise WeightsMismatch(
+                f"{label(manifest)}: {len(wrong)} of {n_chunks(manifest)} chunks in slot {slot.index} do not match "
+                f"their digests, the first is {wrong[0]}"
+            )
+
+    def _notify(self) -> None:
+        self.generation += 1
+        self._changed.notify_all()
+
+
+def _order(manifest: VersionManifest) -> tuple[int, int]:
+    return manifest.epoch, manifest.version
