@@ -1,0 +1,1 @@
+"""The trainer: assembles groups, trains on them, checkpoints, and publishes each policy version."""

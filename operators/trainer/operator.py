@@ -1,0 +1,342 @@
+"""The trainer operator: from scored trajectories to policy versions, each trajectory at most once.
+
+It owns its offsets: they stand in its checkpoint, and what is committed to the broker is for lag display only. Per
+optimizer step, in this order (docs/architecture.md)::
+
+    1. take ``groups_per_step`` complete groups, oldest first; micro-batches; optimizer step
+    2. one transaction: TrainingStep, and the display offsets
+    3. a checkpoint, durable (every ``checkpoint.every`` steps)
+    4. weights: staged into the relay; transaction {prepared}; sealed; transaction {committed}
+
+A crash after 2 and before 3 leaves a record that the next TrainerStarted voids. On each start the trainer takes a new
+epoch, fences its predecessor, and publishes the weights that it has under a version number that was never used.
+
+>>> trainer = Trainer(config, context, learner=policy, publisher=publisher)          # doctest: +SKIP
+>>> trainer.step(now)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from laminar.operators.operator import Context
+from laminar.operators.trainer.batch import Assembly, close_round, lowest_offsets, take
+from laminar.operators.trainer.batch import fold as fold_event
+from laminar.operators.trainer.checkpoint import Checkpoints
+from laminar.operators.trainer.config import TrainerConfig
+from laminar.operators.trainer.evaluation import evaluation_of
+from laminar.operators.trainer.history import History, fold
+from laminar.operators.trainer.intake import Intake
+from laminar.operators.trainer.learner import Learner
+from laminar.operators.trainer.opening import open_run
+from laminar.operators.trainer.progress import Progress
+from laminar.operators.trainer.publication import Publication
+from laminar.operators.trainer.report import report, training_step
+from laminar.operators.trainer.selection import Batch, select
+from laminar.operators.weights import WeightPublisher
+from laminar.schemas import records as r
+from laminar.schemas.errors import CheckpointError
+from laminar.streams.deadline import Deadline
+from laminar.streams.log import Membership, Producer
+from laminar.streams.topics import outgoing
+
+__all__ = ["Trainer", "build"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The optimizer step in hand."""
+
+    batch: Batch
+    after: Assembly
+    """The assembly once the step is recorded."""
+    began: float
+    """Seconds of the performance counter."""
+    data_s: float
+    """Time from the step before to this one's begin: waiting for trajectories."""
+
+
+class Trainer:
+    """See the module's docstring. Nothing is read or written before the first step."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        context: Context,
+        *,
+        learner: Learner,
+        publisher: WeightPublisher,
+        checkpoints: Checkpoints | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._learner = learner
+        folder = config.checkpoint.folder or context.run.run_dir / "checkpoints"
+        self._checkpoints = checkpoints or Checkpoints(folder, keep=config.checkpoint.keep)
+        self._publication = Publication(learner, publisher, config, context.clock)
+        self._on_close = on_close
+        self._producer: Producer | None = None
+        self._intake: Intake | None = None
+        self._history = History()
+        self._progress = Progress()
+        self._work: _Work | None = None
+        self._saved_step = -1
+        self._checkpoint_s = 0.0
+        self._idle_since = time.perf_counter()
+        self._final: Deadline | None = None
+        self._ended = False
+
+    # -- Operator
+
+    def step(self, now: float) -> bool:
+        """See Operator.step: one micro-batch, or one small piece of everything around it."""
+        if self._producer is None:
+            self._start(now)
+            return True
+        if self._ended:
+            return False
+        if self._work is not None:
+            if not self._learner.advance():
+                self._finish(now, self._work)
+            return True
+        if self._publication.due(now):
+            self._publication.attempt(now, self._write)
+        if self._write_evaluations(now):
+            return True
+        training = self._progress.step < self._context.run.steps
+        if training and self._begin(now):
+            return True
+        if (not training or self._exhausted) and self._end(now):
+            return True
+        return self._read(now)
+
+    def drain(self, now: float) -> bool:
+        """Forget the batch in hand (its records are read again) and save what was learnt since the last checkpoint."""
+        del now
+        if self._work is not None:
+            self._learner.abandon()
+            self._work = None
+        if self._producer is not None and self._progress.step > self._saved_step:
+            self._save()
+        return True
+
+    def close(self) -> None:
+        """See Operator.close."""
+        if self._intake is not None:
+            self._intake.close()
+        if self._producer is not None:
+            self._producer.close()
+        self._on_close()
+
+    # -- start
+
+    def _start(self, now: float) -> None:
+        run = self._context.run
+        producer = self._context.log.producer(self._context.transactional_id)
+        opening = open_run(self._context, self._learner, self._checkpoints, timeout_s=self._config.log_timeout_s)
+        self._history, self._progress = opening.history, opening.progress
+        if self._progress.step > 0:
+            self._saved_step = self._progress.step
+        self._intake = Intake(self._context, self._progress.positions, steps_from=opening.steps_from)
+        self._producer = producer
+        self._write(
+            r.TrainerStarted(
+                run_id=run.run_id,
+                epoch=self._progress.epoch,
+                step=self._progress.step,
+                version=self._progress.version,
+                at_ms=int(now * 1000),
+            )
+        )
+        logger.info(
+            "epoch %d: at step %d of %d, policy version %d, %d groups per step, max_staleness %s, checkpoints in %s",
+            self._progress.epoch,
+            self._progress.step,
+            run.steps,
+            self._progress.version,
+            run.groups_per_step,
+            run.max_staleness,
+            self._checkpoints.folder,
+        )
+        self._request_publication(opening.parent)
+
+    # -- reading
+
+    def _read(self, now: float) -> bool:
+        assert self._intake is not None
+        taken = self._intake.poll(self._config.poll_records, now)
+        if not taken.n_records:
+            return False
+        assembly = self._progress.assembly
+        for event in taken.events:
+            assembly = fold_event(assembly, event, group_size=self._context.run.group_size)
+        for record in taken.others:
+            self._history = fold(self._history, record, run_id=self._context.run.run_id)
+        if taken.letters:
+            self._write(*taken.letters)
+        self._progress = replace(self._progress, assembly=assembly, positions=self._intake.position())
+        return True
+
+    # -- one optimizer step
+
+    @property
+    def _exhausted(self) -> bool:
+        """Whether every training group that there will ever be is done."""
+        groups = self._history.exhausted_groups
+        return groups is not None and len(self._progress.assembly.done) >= groups
+
+    def _begin(self, now: float) -> bool:
+        del now
+        run, assembly = self._context.run, self._progress.assembly
+        n = len(assembly.ready)
+        groups = self._history.exhausted_groups
+        last = groups is not None and n > 0 and len(assembly.done) + n >= groups
+        if n < run.groups_per_step and not last:
+            return False
+        taken, after = take(assembly, run.groups_per_step)
+        batch = select(
+            taken,
+            version=self._progress.version,
+            max_staleness=run.max_staleness,
+            config=self._config.algorithm,
+        )
+        began = time.perf_counter()
+        self._learner.begin(batch, self._progress.step + 1)
+        self._work = _Work(batch, after, began, began - self._idle_since)
+        return True
+
+    def _finish(self, now: float, work: _Work) -> None:
+        run, before = self._context.run, self._progress
+        learnt = self._learner.finish()
+        self._work = None
+        after = replace(before, step=before.step + 1, version=before.version + 1, assembly=work.after)
+        lowest = lowest_offsets(after.assembly, after.positions)
+        metrics = {
+            **learnt,
+            "data_s": work.data_s,
+            # The record precedes its own checkpoint and publication: these are of the step before.
+            "checkpoint_s": self._checkpoint_s,
+            "publish_s": self._publication.last_s,
+            "publish_failures": float(self._publication.failures),
+        }
+        record = training_step(
+            after,
+            work.batch,
+            run_id=run.run_id,
+            metrics=metrics,
+            offsets=lowest,
+            duration_ms=(time.perf_counter() - work.began) * 1000,
+            now=now,
+        )
+        assert self._producer is not None
+        with self._producer.transaction() as tx:
+            tx.send(outgoing(self._context.codec, record))
+            tx.commit_offsets(Membership(self._context.group), lowest)
+        self._progress = after
+        report(record, self._config)
+        if after.step % self._config.checkpoint.every == 0 or after.step >= run.steps:
+            self._save()
+        self._request_publication(before.version)
+        self._publication.attempt(now, self._write)
+        self._idle_since = time.perf_counter()
+
+    # -- what follows a step
+
+    def _save(self) -> None:
+        began = time.perf_counter()
+        progress = self._progress
+        name = f"{progress.step:08d}.{progress.epoch}"
+        try:
+            self._checkpoints.save(name, progress.pack(), self._learner)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{self._checkpoints.folder / name}: not saved: {error}") from error
+        self._saved_step = progress.step
+        self._checkpoint_s = time.perf_counter() - began
+
+    def _request_publication(self, parent: int) -> None:
+        at = self._progress
+        self._publication.request(epoch=at.epoch, version=at.version, parent=parent, step=at.step)
+
+    def _write_evaluations(self, now: float) -> bool:
+        """Write the result of one complete round, if there is one (the last only after the last step)."""
+        for number, known in self._progress.assembly.rounds.items():
+            if known.complete and number != self._context.run.final_round:
+                self._write_evaluation(number, now)
+                return True
+        return False
+
+    def _write_evaluation(self, number: int, now: float) -> None:
+        progress = self._progress
+        known = progress.assembly.rounds.get(number)
+        if known is not None and number not in self._history.evaluated:
+            result = evaluation_of(known, number, run_id=self._context.run.run_id, progress=progress, now=now)
+            self._write(result)
+            self._history = fold(self._history, result, run_id=self._context.run.run_id)
+            logger.info("evaluation round %d: reward %.3f over %d answers", number, result.reward_mean, result.n)
+        self._progress = replace(progress, assembly=close_round(progress.assembly, number))
+
+    # -- the end
+
+    def _end(self, now: float) -> bool:
+        """Write RunEnded once the last checkpoint is durable, and the last evaluation is there or overdue."""
+        run, step = self._context.run, self._progress.step
+        if step > self._saved_step:
+            self._save()
+        reason = f"all {run.steps} steps are done"
+        if self._exhausted and step < run.steps:
+            reason = f"data exhausted at step {step}"
+        if self._waits_for_final_round():
+            known = self._progress.assembly.rounds.get(run.final_round)
+            if known is None or not known.complete:
+                self._final = self._final or Deadline.after(
+                    self._config.final_evaluation_timeout_s, "last evaluation round", self._context.clock
+                )
+                if not self._final.passed:
+                    return False
+                there = f"{len(known.answers)} of {known.size} answers" if known else "no answer"
+                reason += f"; {self._final.exceeded(there)}"
+                logger.warning("the run ends with an incomplete evaluation: %s", reason)
+            self._write_evaluation(run.final_round, now)
+        ended = r.RunEnded(
+            run_id=run.run_id,
+            epoch=self._progress.epoch,
+            step=step,
+            reason=reason,
+            at_ms=int(now * 1000),
+        )
+        self._write(ended)
+        self._ended = True
+        logger.info("the run ended: %s", ended.reason)
+        return True
+
+    def _waits_for_final_round(self) -> bool:
+        final = self._context.run.final_round
+        if final in self._history.evaluated:
+            return False
+        if self._config.final_evaluation is not None:
+            return self._config.final_evaluation
+        return bool(self._history.evaluated or self._progress.assembly.rounds)
+
+    def _write(self, *records: r.Record) -> None:
+        assert self._producer is not None
+        with self._producer.transaction() as tx:
+            for record in records:
+                tx.send(outgoing(self._context.codec, record))
+
+
+def build(config: TrainerConfig, context: Context) -> Trainer:
+    """The operator of a run file's ``kind: trainer``. Raises ConfigError."""
+    from laminar.operators.relay.publisher import RelayPublisher
+    from laminar.operators.trainer.policy import Policy, load_model
+
+    policy = Policy(
+        load_model(context.run.model), config, total_steps=context.run.steps, publish_dtype=context.run.model.dtype
+    )
+    publisher = RelayPublisher.from_context(context)
+    return Trainer(config, context, learner=policy, publisher=publisher, on_close=publisher.close)

@@ -1,0 +1,83 @@
+"""Keeps trying to publish the newest version; never holds up training for longer than its deadline (A8, A11)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from laminar.operators.trainer.config import TrainerConfig
+from laminar.operators.trainer.learner import Learner
+from laminar.operators.trainer.publish import publish
+from laminar.operators.weights import WeightPublisher
+from laminar.schemas.errors import Retryable
+from laminar.schemas.records import VersionManifest
+from laminar.streams.deadline import Deadline
+
+__all__ = ["Publication"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    epoch: int
+    version: int
+    parent: int
+    step: int
+
+
+class Publication:
+    """The version that is not published yet, if there is one. A newer request supersedes an older one."""
+
+    def __init__(
+        self, learner: Learner, publisher: WeightPublisher, config: TrainerConfig, clock: Callable[[], float]
+    ) -> None:
+        self._learner = learner
+        self._publisher = publisher
+        self._config = config
+        self._clock = clock
+        self._wanted: _Wanted | None = None
+        self._next_at = 0.0
+        self.failures = 0
+        """Attempts that failed since the process began: the alarm metric ``publish_failures``."""
+        self.last_s = 0.0
+        """Time that the newest attempt took."""
+
+    def request(self, *, epoch: int, version: int, parent: int, step: int) -> None:
+        """Publish the learner's weights, as they are when ``attempt`` is called, as this version."""
+        self._wanted = _Wanted(epoch, version, parent, step)
+        self._next_at = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for an attempt."""
+        return self._wanted is not None and now >= self._next_at
+
+    def attempt(self, now: float, write: Callable[[VersionManifest], None]) -> None:
+        """Try once. A relay that does not take the weights is a warning, and is tried again later. Raises Fatal."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        began = time.perf_counter()
+        deadline = Deadline.after(
+            self._config.publish_timeout_s, f"trainer publishes version {wanted.version}", self._clock
+        )
+        try:
+            publish(
+                self._learner,
+                self._publisher,
+                write,
+                epoch=wanted.epoch,
+                version=wanted.version,
+                parent=wanted.parent,
+                step=wanted.step,
+                deadline=deadline,
+            )
+        except Retryable as error:
+            self.failures += 1
+            self._next_at = now + self._config.publish_retry_s
+            logger.warning("version %d is not published, training goes on: %s", wanted.version, error)
+        else:
+            self._wanted = None
+        self.last_s = time.perf_counter() - began

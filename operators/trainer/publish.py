@@ -1,0 +1,94 @@
+"""From a model in training to a committed policy version.
+
+Weights go out of band: staged into the local relay, ``prepared`` on the log, sealed, ``committed`` on the log. A reader
+that sees a committed manifest can rely on bytes that never change; one that sees none has lost nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from laminar.operators.trainer.learner import Learner
+from laminar.operators.weights import NamedTensor, WeightPublisher
+from laminar.schemas.records import VersionManifest
+from laminar.streams.deadline import Deadline
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["identity_of", "named_tensors", "publish", "tied_names"]
+
+
+def publish(
+    learner: Learner,
+    publisher: WeightPublisher,
+    write: Callable[[VersionManifest], None],
+    *,
+    epoch: int,
+    version: int,
+    parent: int,
+    step: int,
+    deadline: Deadline,
+) -> VersionManifest:
+    """Publish the learner's weights; return the committed manifest.
+
+    ``write`` puts a manifest on the log in a transaction of its own. Raises DeadlineExceeded or Unavailable when the
+    relay does not take the weights (nobody sees the version then), and what ``write`` raises.
+    """
+    prepared = publisher.stage(
+        learner.tensors(),
+        tied=learner.tied,
+        epoch=epoch,
+        version=version,
+        parent=parent,
+        step=step,
+        deadline=deadline,
+    )
+    write(prepared)
+    committed = publisher.seal(prepared, deadline)
+    write(committed)
+    return committed
+
+
+def tied_names(model: Any) -> dict[str, str]:
+    """Names in the state dict that share memory with an earlier one: alias -> that name."""
+    first: dict[tuple[Any, ...], str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape))
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+        else:
+            first[key] = name
+    return tied
+
+
+def named_tensors(model: Any, dtype: torch.dtype, tied: Mapping[str, str]) -> Iterator[NamedTensor]:
+    """Every tensor of the state dict that is not tied, floating point ones in ``dtype``, on the host, row-major."""
+    import torch
+
+    names = {
+        torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
+        torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+        torch.bool: "BOOL",
+    }  # fmt: skip
+    for name, tensor in model.state_dict().items():
+        if name in tied:
+            continue
+        cast = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+        flat = cast.to("cpu").contiguous().reshape(-1)
+        data = memoryview(flat.view(torch.uint8).numpy())
+        yield NamedTensor(name=name, dtype=names[cast.dtype], shape=tuple(tensor.shape), data=data)
+
+
+def identity_of(model: Any) -> str:
+    """Class, number of parameters and a digest over names and shapes: ``Qwen2ForCausalLM/78400/3f2a9c01``."""
+    table = hashlib.sha256()
+    total = 0
+    for name, tensor in model.state_dict().items():
+        table.update(f"{name}{tuple(tensor.shape)};".encode())
+    for parameter in model.parameters():
+        total += parameter.numel()
+    return f"{type(model).__name__}/{total}/{table.hexdigest()[:8]}"
