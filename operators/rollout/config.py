@@ -1,0 +1,98 @@
+"""What can be set about a rollout.
+
+>>> RolloutConfig(engine={"kind": "scripted"}).engine.kind
+'scripted'
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from laminar.operators.operator import OperatorConfig
+
+__all__ = ["EngineConfig", "RolloutConfig", "ScriptedEngineConfig", "TorchEngineConfig"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TorchEngineConfig(_Section):
+    """Any Hugging Face causal language model on CPU or GPU, with continuous batching."""
+
+    kind: Literal["torch"] = "torch"
+    device: str = "auto"
+    """``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ..."""
+    max_running: int = Field(default=64, ge=1)
+    """Sequences decoded together."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Prompt and response tokens of one sequence; null: what the model's config allows."""
+    kv_total: int | None = Field(default=None, ge=2)
+    """Tokens in the KV cache; null: ``max_running`` sequences of ``max_model_len``."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads that torch uses."""
+    steps_per_poll: int = Field(default=4, ge=1)
+    """Tokens decoded per sequence before the rollout looks at its commands again."""
+
+
+class ScriptedEngineConfig(_Section):
+    """No model: responses of random tokens and length, drawn from the prompt and the seed. For trying the dataflow."""
+
+    kind: Literal["scripted"] = "scripted"
+    min_tokens: int = Field(default=4, ge=1)
+    """Shortest response."""
+    max_tokens: int = Field(default=32, ge=1)
+    """Longest response (lengths are log-uniform)."""
+    vocab_size: int = Field(default=256, ge=1)
+    """Token ids are below this."""
+    tokens_per_s: float = Field(default=1000.0, gt=0)
+    """Of each running sequence."""
+    max_running: int = Field(default=64, ge=1)
+    """Sequences decoded together."""
+    max_model_len: int = Field(default=4096, ge=2)
+    """Prompt and response tokens of one sequence."""
+    kv_total: int = Field(default=65536, ge=2)
+    """Tokens in the KV cache."""
+
+
+EngineConfig = Annotated[TorchEngineConfig | ScriptedEngineConfig, Field(discriminator="kind")]
+"""What samples."""
+
+
+class RolloutConfig(OperatorConfig):
+    """Samples the groups of ``prompts`` under the newest policy version."""
+
+    kind: Literal["rollout"] = "rollout"
+    engine: EngineConfig = TorchEngineConfig()
+    """What samples: ``torch`` or ``scripted``."""
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when none is in hand."""
+    top_up_lag: int = Field(default=1, ge=1)
+    """New groups are taken while the version held lags the newest by less than this. 1: only under the newest."""
+    member_attempts: int = Field(default=3, ge=1)
+    """How often a trajectory that fails in the engine is tried before it becomes a dead letter."""
+    delta_tokens: int = Field(default=2048, ge=1)
+    """New tokens of all trajectories together go to ``trajectories.partial`` when there are so many, ..."""
+    delta_s: float = Field(default=0.5, ge=0)
+    """... or when the oldest has waited so long: what a crash can lose."""
+    finish_s: float = Field(default=0.03, ge=0)
+    """How long a finished trajectory may wait for others to share its transaction."""
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    """Seconds between two records on ``rollouts.status``; a change of state is announced at once."""
+    lease_s: float = Field(default=10.0, gt=0)
+    """A process that could not write a heartbeat for so long gives up what it has in hand, since repack has given it to
+    others by then; keep it near repack's ``dead_after_s``."""
+    poll_s: float = Field(default=0.015, ge=0)
+    """Seconds between looks at commands, versions and prompts."""
+    load_timeout_s: float = Field(default=8.0, gt=0)
+    """Deadline of one attempt to get new weights. The rollout does nothing else meanwhile: below ``lease_s``."""
+    load_backoff_s: float = Field(default=0.2, gt=0)
+    """Wait after a failed attempt to get weights; doubles with each failure."""
+    load_backoff_max_s: float = Field(default=5.0, gt=0)
+    """Longest such wait."""
+    old_version_timeout_s: float = Field(default=1.0, gt=0)
+    """Deadline of one attempt to get an older version, which an adopted trajectory needs."""
+    old_version_attempts: int = Field(default=3, ge=1)
+    """After so many failures the trajectories that need the older version are handed back."""
