@@ -1,7 +1,8 @@
 """The process of one operator: exit code, log, and its bond to the supervisor that started it.
 
-``python -m laminar.pipeline.process NAME INDEX CONFIG [BEGAN_AT SUPERVISOR_PID [MONITOR_PORT]]`` is what ``laminar run``
-starts (``laminar operator`` is the same for people). A supervised process dies with its supervisor, however that dies.
+``python -m laminar.pipeline.process NAME INDEX CONFIG [BEGAN_AT SUPERVISOR_PID [MONITOR_PORT]]`` is what
+``laminar run`` starts (``laminar operator`` is the same for people). A supervised process dies with its supervisor,
+however that dies.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from laminar.pipeline.config.source import ENV_PREFIX, KeyPath, dotted
 
 __all__ = ["Setting", "explain", "resolved_yaml", "secret_environment"]
 
-HIDDEN = "(secret)"
+HIDDEN = json.dumps("(secret)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,11 @@ def _message(item: Any, data: dict[str, Any], path: KeyPath) -> str:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         expected = str(item["ctx"].get("expected_tags", "")).replace("'", "").split(", ")
         tag = str(item["ctx"].get("tag", ""))
-        return f"unknown kind '{tag}' ({did_you_mean(tag, expected)})" if tag else f"missing (valid: {', '.join(expected)})"
+        return (
+            f"unknown kind '{tag}' ({did_you_mean(tag, expected)})"
+            if tag
+            else f"missing (valid: {', '.join(expected)})"
+        )
     text = text.removeprefix("Value error, ").removeprefix("Input ")
     given = item.get("input")
     if is_secret(path) or isinstance(given, dict | list | BaseModel):

@@ -34,7 +34,7 @@ class SupervisorConfig(_Settings):
     no_progress_timeout_s: float = Field(default=180.0, gt=0)
     """No record on any data topic for this long ends the run with the topic, its lag and the last heartbeat."""
     drain_timeout_s: float = Field(default=20.0, gt=0)
-    """How long processes may take to finish what is in hand after the end of the run or a SIGTERM; then they are killed."""
+    """How long processes may take to finish what is in hand after the run's end or a SIGTERM; then they are killed."""
     restart_backoff_s: float = Field(default=0.5, gt=0)
     """Wait before the first restart of a process; doubles with each failure in a row."""
     restart_backoff_max_s: float = Field(default=10.0, gt=0)

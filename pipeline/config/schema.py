@@ -89,5 +89,5 @@ def models_at(data: Mapping[str, Any], path: KeyPath) -> list[type[BaseModel]]:
         node = node.get(key) if isinstance(node, Mapping) else None
         if depth == 1 and path[0] == "operators":
             kind = operator_kind(key, node) if isinstance(node, Mapping) else None
-            annotations = [config_class(kind)] if kind in KINDS else []
+            annotations = [config_class(kind)] if kind is not None and kind in KINDS else []
     return _models(annotations, node)

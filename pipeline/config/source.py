@@ -79,13 +79,13 @@ class Tree:
         loader.flatten_mapping(node)
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node, deep=True))  # type: ignore[no-untyped-call]
+            key = str(loader.construct_object(key_node, deep=True))
             path = (*at, key)
             self.sources[path] = f"{file}:{key_node.start_mark.line + 1}"
             if isinstance(value_node, yaml.MappingNode):
                 out[key] = self._mapping(loader, value_node, path, file)
             else:
-                out[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+                out[key] = loader.construct_object(value_node, deep=True)
         return out
 
     def read_environment(self, environ: Mapping[str, str], on_kind: Callable[[KeyPath], None] | None = None) -> None:

@@ -1,0 +1,96 @@
+"""What ``laminar run`` checks and says before it starts anything."""
+
+from __future__ import annotations
+
+from laminar.pipeline.config.models import RunConfig
+from laminar.pipeline.run_folder import RunFolder
+from laminar.schemas.codec import Codec
+from laminar.schemas.errors import ConfigError, DecodeError, TopicMismatch
+from laminar.streams.deadline import Deadline
+from laminar.streams.log import Log
+from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, SqliteLogConfig
+from laminar.streams.reading import partitions_of, read_topic
+
+__all__ = ["opening_report", "refuse_foreign_log", "refuse_incomplete"]
+
+_NEEDED = ("prompts", "rollout", "reward", "relay", "trainer")
+"""Kinds without which no step is ever made. ``replicas: 0`` says that it runs elsewhere."""
+_READ_TIMEOUT_S = 60.0
+
+
+def refuse_incomplete(config: RunConfig) -> None:
+    """Raise ConfigError, one line each, for what a run cannot do without."""
+    kinds = {getattr(operator, "kind", "") for operator in config.operators.values()}
+    problems = [
+        f"operators: no operator of kind '{kind}', so no step could ever be made (replicas: 0 says it runs elsewhere)"
+        for kind in _NEEDED
+        if kind not in kinds
+    ]
+    if isinstance(config.log, MemoryLogConfig):
+        problems.append("log.kind: 'memory' lives in one process, and a run has several (valid: sqlite, kafka)")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _where(config: RunConfig) -> str:
+    log = config.log
+    if isinstance(log, SqliteLogConfig):
+        return str(log.path)
+    return log.bootstrap if isinstance(log, KafkaLogConfig) else "memory"
+
+
+def refuse_foreign_log(config: RunConfig, log: Log, *, resumed: bool) -> None:
+    """Raise TopicMismatch when the log holds another run, or this folder is new and the log is not."""
+    codec = Codec()
+    for record in read_topic(log, "training.steps", Deadline.after(_READ_TIMEOUT_S, "read training.steps")):
+        try:
+            owner = str(getattr(codec.decode(record.value or b""), "run_id", ""))
+        except DecodeError:
+            continue
+        if owner != config.name:
+            raise TopicMismatch(
+                f"the log at {_where(config)} is of run '{owner}', not '{config.name}' (use another one)"
+            )
+        break
+    if resumed:
+        return
+    reader = log.reader()
+    for topic in ("prompts", "training.steps"):
+        found = sum(
+            reader.bounds(partition).end - reader.bounds(partition).start for partition in partitions_of(log, topic)
+        )
+        if found:
+            raise TopicMismatch(
+                f"the log at {_where(config)} holds {found} records on {topic} already, but {config.run_dir} is a new"
+                f" folder (use the folder that belongs to this log, or another log)"
+            )
+    reader.close()
+
+
+def opening_report(config: RunConfig, folder: RunFolder) -> list[str]:
+    """What is about to run, and every number that paces it (C10)."""
+    processes = ", ".join(f"{name} x {operator.replicas}" for name, operator in config.operators.items())
+    going_on = "goes on in" if folder.resumed else "in"
+    return [
+        f"run {config.name} {going_on} {folder.path}, log {config.log.kind} at {_where(config)}",
+        f"processes: {processes}",
+        _pacing(config),
+    ]
+
+
+def _pacing(config: RunConfig) -> str:
+    prompts = next((o for o in config.operators.values() if getattr(o, "kind", "") == "prompts"), None)
+    rollouts = next((o for o in config.operators.values() if getattr(o, "kind", "") == "rollout"), None)
+    configured = getattr(prompts, "max_outstanding_groups", None)
+    groups = configured or 3 * config.groups_per_step
+    if config.max_staleness is not None:
+        groups = min(groups, (config.max_staleness + 1) * config.groups_per_step)
+    slots = getattr(getattr(rollouts, "engine", None), "max_running", None)
+    replicas = rollouts.replicas if rollouts is not None else 0
+    room = f", engines sample {slots * replicas} at a time" if isinstance(slots, int) else ""
+    return (
+        f"in flight: at most {groups} groups = {groups * config.group_size} trajectories{room}"
+        f" (groups_per_step {config.groups_per_step}, group_size {config.group_size},"
+        f" max_staleness {'none' if config.max_staleness is None else config.max_staleness},"
+        f" max_outstanding_groups {configured or 'default: 3 x groups_per_step'})"
+    )
