@@ -1,0 +1,76 @@
+# Laminar: `make help` lists what can be done. Each target does all of its own set-up and can be run again.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/uv:
+	@echo "==> making the virtual environment $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
+
+$(VENV)/base.stamp: $(BIN)/uv pyproject.toml constraints.txt
+	@echo "==> installing laminar and what it needs (torch is large: about 3 GB on the first time)"
+	$(UV) --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/base.stamp
+	@echo "==> installing the development tools, and a Java for the broker"
+	$(UV) --editable '.[dev]'
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/base.stamp ## Make the virtual environment with laminar in it
+
+.PHONY: dev
+dev: $(VENV)/dev.stamp ## The same with the development tools
+
+.PHONY: quickstart
+quickstart: setup ## Train a small model end to end on this machine (about two minutes)
+	@echo "==> writing the example: prompts and a warmed-up model as plain files"
+	$(BIN)/laminar example sortl examples/sortl
+	@echo "==> laminar run configs/quickstart.yaml"
+	$(BIN)/laminar run configs/quickstart.yaml
+
+.PHONY: test
+test: lint ## Lint, type-check and run every test, on a real Kafka broker too
+	@echo "==> getting Apache Kafka from its Maven artifacts (once)"
+	$(BIN)/laminar broker --fetch-only
+	@echo "==> running the tests"
+	$(BIN)/pytest -q
+
+.PHONY: lint
+lint: dev ## Check format, lint and types
+	@echo "==> checking format, lint and types"
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+
+.PHONY: unit
+unit: dev ## Only the fast tests
+	$(BIN)/pytest -q tests/unit tests/property
+
+.PHONY: bench
+bench: dev ## Run every benchmark
+	@for file in benchmarks/[a-z]*.py; do \
+	  name=$$(basename $$file .py); \
+	  if grep -q '__main__' $$file; then echo "==> benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name; fi; \
+	done
+
+.PHONY: format
+format: dev ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: clean
+clean: ## Remove runs, examples and caches (not the virtual environment)
+	rm -rf runs examples build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
