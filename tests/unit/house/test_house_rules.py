@@ -55,13 +55,14 @@ def test_schemas_and_streams_import_no_torch_vllm_or_ray(folder: str) -> None:
     assert wrong == []
 
 
-def test_only_the_kafka_adapter_imports_confluent_kafka() -> None:
+def test_only_the_kafka_adapter_and_the_broker_import_confluent_kafka() -> None:
+    allowed = {ROOT / "streams" / "kafka", ROOT / "streams" / "broker"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in FOLDERS
         for path in modules(folder)
         for line, name in imports(path)
-        if name.split(".")[0] == "confluent_kafka" and path.parent != ROOT / "streams" / "kafka"
+        if name.split(".")[0] == "confluent_kafka" and path.parent not in allowed
     ]
     assert wrong == []
 
