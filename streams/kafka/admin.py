@@ -1,0 +1,240 @@
+"""Topics and offsets as seen from outside: creation, listing, deletion, committed offsets, bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, cast
+
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as Partition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from laminar.schemas.errors import TopicMismatch, UnknownTopic
+from laminar.streams.deadline import Deadline
+from laminar.streams.kafka.connection import Connection
+from laminar.streams.kafka.errors import error_of
+from laminar.streams.log import Cleanup, TopicInfo, TopicPartition, TopicSpec
+
+__all__ = ["Admin", "TopicFacts"]
+
+_OVERHEAD = 1024
+"""What a broker's limit, which is on batches, must leave for a batch's and a record's own framing."""
+_HOUR_MS = 3_600_000
+_WEEK_MS = 7 * 24 * _HOUR_MS
+_GIB = 1024**3
+_MIB = 1024**2
+_STABLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What a producer has to know of a topic."""
+
+    partitions: int
+    max_record_bytes: int
+
+
+class Admin:
+    """One per KafkaLog; connects with the first call."""
+
+    def __init__(self, connection: Connection, replication_factor: int) -> None:
+        self._connection = connection
+        self._replication_factor = replication_factor
+        self._client: AdminClient | None = None
+        self._facts: dict[str, TopicFacts] = {}
+
+    def create(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what is missing, and wait until it is there."""
+        known = self._partitions()
+        missing = [spec for spec in specs if spec.name not in known]
+        if missing:
+            new = [
+                NewTopic(
+                    spec.name,
+                    num_partitions=spec.partitions,
+                    replication_factor=self._replication_factor,
+                    config=_config(spec),
+                )
+                for spec in missing
+            ]
+            for name, future in self._start(lambda c, t: c.create_topics(new, request_timeout=t)).items():
+                self._result(future, f"create topic {name}", ignore=KafkaError.TOPIC_ALREADY_EXISTS)
+                self._facts.pop(name, None)
+        deadline = Deadline.after(
+            self._connection.request_timeout_s, f"new topics appear on {self._connection.bootstrap}"
+        )
+        while not all(spec.name in known for spec in specs):
+            known = self._partitions()
+            deadline.check(", ".join(spec.name for spec in specs if spec.name not in known))
+        for spec in specs:
+            if known[spec.name] != spec.partitions:
+                raise TopicMismatch(
+                    f"{spec.name}: has {known[spec.name]} partitions on {self._connection.bootstrap}, "
+                    f"{spec.partitions} are configured"
+                )
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """All topics but Kafka's own."""
+        partitions = self._partitions()
+        configs = self._configs(partitions)
+        return {
+            name: TopicInfo(name=name, partitions=partitions[name], cleanup=_cleanup(config["cleanup.policy"]))
+            for name, config in configs.items()
+        }
+
+    def delete(self, name: str) -> None:
+        """Delete, and wait until it is gone."""
+        (future,) = self._start(lambda c, t: c.delete_topics([name], request_timeout=t)).values()
+        self._result(future, f"delete topic {name}")
+        self._facts.pop(name, None)
+        deadline = Deadline.after(self._connection.request_timeout_s, f"topic {name} is gone")
+        while name in self._partitions():
+            deadline.check()
+            time.sleep(0.02)
+
+    def facts(self, name: str) -> TopicFacts:
+        """Of one topic; remembered. Raises UnknownTopic."""
+        known = self._facts.get(name)
+        if known is None:
+            futures = self._start(lambda c, t: c.describe_topics(TopicCollection([name]), request_timeout=t))
+            described = self._result(futures[name], f"topic {name}")
+            config = self._configs([name]).get(name)
+            if config is None:
+                raise UnknownTopic(f"{name}: no such topic on {self._connection.bootstrap}")
+            limit = int(config["max.message.bytes"]) - _OVERHEAD
+            known = TopicFacts(len(described.partitions), min(limit, self._connection.max_record_bytes))
+            self._facts[name] = known
+        return known
+
+    def forget(self, name: str) -> None:
+        """What is remembered of a topic turned out to be wrong."""
+        self._facts.pop(name, None)
+
+    def committed(self, group: str, topic: str) -> dict[TopicPartition, int]:
+        """A group's offsets, after transactions that are just being settled; not held up by one that stays open."""
+        partitions = [Partition(topic, p) for p in range(self.facts(topic).partitions)]
+        request = ConsumerGroupTopicPartitions(group, partitions)
+        deadline = Deadline.after(min(_STABLE_S, self._connection.request_timeout_s), f"offsets of group {group}")
+        while True:
+            stable = not deadline.passed
+            futures = self._start(
+                lambda c, t, stable=stable: c.list_consumer_group_offsets(  # type: ignore[misc]
+                    [request], require_stable=stable, request_timeout=t
+                )
+            )
+            try:
+                found = futures[group].result(self._connection.request_timeout_s + 1.0).topic_partitions
+                unstable = any(p.error is not None for p in found)
+            except KafkaException as e:
+                if error_of(e).code() != KafkaError.UNSTABLE_OFFSET_COMMIT or not stable:
+                    raise self._connection.failed(e, f"offsets of group {group}", client=self._client) from e
+                unstable = True
+            if not (stable and unstable):
+                return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+            time.sleep(0.01)
+
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Last stable offsets."""
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """First readable offsets."""
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client = None
+
+    def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
+        request = {Partition(p.topic, p.partition): spec for p in partitions}
+        if not request:
+            return {}
+        futures = self._start(
+            lambda c, t: c.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=t)
+        )
+        return {
+            TopicPartition(p.topic, p.partition): self._result(future, f"offsets of {p.topic}[{p.partition}]").offset
+            for p, future in futures.items()
+        }
+
+    def _partitions(self) -> dict[str, int]:
+        client = self._connected()
+        try:
+            found = client.list_topics(timeout=self._connection.request_timeout_s).topics
+        except KafkaException as e:
+            raise self._connection.failed(e, "list topics", client=client) from e
+        self._connection.answered()
+        return {
+            name: len(topic.partitions)
+            for name, topic in found.items()
+            if not name.startswith("__") and topic.error is None
+        }
+
+    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Configs of the topics that exist."""
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        found = {}
+        for resource, future in self._start(lambda c, t: c.describe_configs(resources, request_timeout=t)).items():
+            entries = self._result(future, f"config of topic {resource.name}", ignore=KafkaError.UNKNOWN_TOPIC_OR_PART)
+            if entries is not None:
+                found[resource.name] = {key: entry.value for key, entry in entries.items()}
+        return found
+
+    def _connected(self) -> AdminClient:
+        if self._client is None:
+            self._client = self._connection.admin()
+        return self._client
+
+    def _start(self, call: Callable[[AdminClient, float], Mapping[Any, Future[Any]]]) -> Mapping[Any, Future[Any]]:
+        return call(self._connected(), self._connection.request_timeout_s)
+
+    def _result(self, future: Future[Any], what: str, *, ignore: int | None = None) -> Any:
+        try:
+            found = future.result(self._connection.request_timeout_s + 1.0)
+        except KafkaException as e:
+            if ignore is not None and error_of(e).code() == ignore:
+                return None
+            if error_of(e).code() == KafkaError._NOENT:
+                raise UnknownTopic(f"{what}: no such topic on {self._connection.bootstrap}") from e
+            raise self._connection.failed(e, what, client=self._client) from e
+        except TimeoutError as e:
+            raise Deadline.after(self._connection.request_timeout_s, what).exceeded(self._connection.bootstrap) from e
+        self._connection.answered()
+        return found
+
+
+def _config(spec: TopicSpec) -> dict[str, str]:
+    """Kafka's names for a spec. Only closed segments are ever deleted or compacted, hence the segment sizes."""
+    limit = spec.max_record_bytes + _OVERHEAD
+    config = {
+        "cleanup.policy": spec.cleanup,
+        "retention.ms": str(spec.retention_ms),
+        "retention.bytes": str(spec.retention_bytes),
+        "max.message.bytes": str(limit),
+        "min.compaction.lag.ms": str(spec.compaction_lag_ms),
+    }
+    segment_ms = _WEEK_MS
+    if spec.retention_ms >= 0:
+        segment_ms = min(segment_ms, max(1000, spec.retention_ms // 4))
+    if "compact" in spec.cleanup:
+        segment_ms = min(segment_ms, max(_HOUR_MS, spec.compaction_lag_ms // 4))
+    config["segment.ms"] = str(segment_ms)
+    if spec.retention_bytes >= 0:
+        config["segment.bytes"] = str(min(_GIB, max(_MIB, limit, spec.retention_bytes // 4)))
+    return config
+
+
+def _cleanup(value: str) -> Cleanup:
+    parts = {part.strip() for part in value.split(",")} & {"compact", "delete"}
+    return cast("Cleanup", ",".join(sorted(parts)) or "delete")

@@ -1,0 +1,217 @@
+"""How clients of one cluster are configured, and what is known of its health.
+
+Settings that the port's promises rest on are ours; the user's own (security, sockets) pass through unseen: neither
+they nor librdkafka's log lines are ever printed. Its log goes to ``logging`` at DEBUG; what matters there comes back
+as an error of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from laminar.schemas.errors import ConfigError, DeadlineExceeded, LaminarError, Unavailable
+from laminar.streams.kafka.errors import error_of, translate
+
+__all__ = ["ClientSettings", "Connection", "GroupProtocol"]
+
+GroupProtocol = Literal["consumer", "classic"]
+T = TypeVar("T")
+ClientSettings = Mapping[str, str | int | float | bool]
+
+_log = logging.getLogger(__name__)
+
+_OURS = frozenset(
+    {
+        "bootstrap.servers",
+        "metadata.broker.list",
+        "group.id",
+        "group.instance.id",
+        "group.protocol",
+        "transactional.id",
+        "enable.idempotence",
+        "acks",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.partition.eof",
+        "auto.offset.reset",
+        "isolation.level",
+        "partitioner",
+        "logger",
+        "error_cb",
+    }
+)
+_CONNECT: dict[str, Any] = {
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+    "allow.auto.create.topics": False,
+}
+# a consumer holds at most about 16 MiB ahead of poll, or one record where that is larger
+_BOUNDED: dict[str, Any] = {
+    "queued.min.messages": 1000,
+    "queued.max.messages.kbytes": 16 * 1024,
+    "fetch.max.bytes": 8 * 1024 * 1024,
+    "message.max.bytes": 4 * 1024 * 1024,
+    "max.partition.fetch.bytes": 1024 * 1024,
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 20,
+    "fetch.error.backoff.ms": 100,
+}
+
+
+class _Quiet(logging.Logger):
+    """What librdkafka logs to: DEBUG whatever it says, as it repeats a refused connection many times a second."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:  # noqa: ARG002
+        _log.debug(msg, *args)
+
+
+class Connection:
+    """Makes clients for one cluster."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client: ClientSettings | None = None,
+        group_protocol: GroupProtocol = "consumer",
+        request_timeout_s: float = 15.0,
+        transaction_timeout_s: float = 30.0,
+        session_timeout_s: float = 6.0,
+        poll_interval_s: float = 300.0,
+        outage_s: float = 120.0,
+        compression: str = "zstd",
+        max_record_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.bootstrap = bootstrap
+        self.group_protocol = group_protocol
+        self.request_timeout_s = request_timeout_s
+        self.max_record_bytes = max_record_bytes
+        self._user = dict(client or {})
+        self._transaction_timeout_s = transaction_timeout_s
+        self._session_timeout_s = session_timeout_s
+        self._poll_interval_s = poll_interval_s
+        self._outage_s = outage_s
+        self._compression = compression
+        self._down_since: float | None = None
+        self._reason = ""
+        refused = sorted(_OURS & self._user.keys())
+        if refused:
+            raise ConfigError(f"log.client.{refused[0]}: is set by laminar itself")
+        if request_timeout_s >= transaction_timeout_s:
+            raise ConfigError(
+                f"log: request_timeout_s ({request_timeout_s:g}) must be below transaction_timeout_s "
+                f"({transaction_timeout_s:g})"
+            )
+
+    def admin(self) -> AdminClient:
+        """A client for topics and offsets."""
+        return self._made(lambda config: AdminClient(config, logger=_Quiet(__name__)), {})
+
+    def reader(self) -> Consumer:
+        """A consumer for self-assigned partitions; it never joins a group."""
+        return self._made(
+            lambda config: Consumer(config, logger=_Quiet(__name__)), self._reading("laminar-reader", None)
+        )
+
+    def member(self, group: str, instance: str | None) -> Consumer:
+        """A consumer for a group. In the classic protocol ``instance`` makes it a static member: see KafkaConsumer."""
+        config = self._reading(group, instance) | {"max.poll.interval.ms": int(self._poll_interval_s * 1000)}
+        if self.group_protocol == "consumer":
+            config["group.protocol"] = "consumer"
+        else:
+            session_ms = int(self._session_timeout_s * 1000)
+            config |= {
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": session_ms,
+                "heartbeat.interval.ms": max(200, session_ms // 6),
+            }
+            if instance is not None:
+                config["group.instance.id"] = instance
+        return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
+
+    def producer(self, transactional_id: str) -> Producer:
+        """An idempotent, transactional producer; not yet initialised."""
+        config = {
+            "client.id": transactional_id,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(self._transaction_timeout_s * 1000),
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "compression.type": self._compression,
+            "message.max.bytes": self.max_record_bytes + 1024 * 1024,
+            "queue.buffering.max.kbytes": 2 * self.max_record_bytes // 1024,
+            "queue.buffering.max.messages": 100_000,
+        }
+        if self._compression == "zstd":
+            config["compression.level"] = 1
+        return self._made(lambda made: Producer(made, logger=_Quiet(__name__)), config)
+
+    def failed(self, exception: KafkaException, what: str, *, client: Any = None) -> LaminarError:
+        """Our error for a failed call: one that got no answer from any broker says that, and why."""
+        if client is not None:
+            client.poll(0)  # deliver the error events that explain it
+        error = error_of(exception)
+        found = translate(error, f"{what} on {self.bootstrap}")
+        if isinstance(found, (DeadlineExceeded, Unavailable)) and self._down_since is not None:
+            return Unavailable(f"Kafka broker {self.bootstrap} does not answer: {what}: {error.str()} ({self._reason})")
+        return found
+
+    def answered(self) -> None:
+        """A broker answered: whatever outage there was is over."""
+        self._down_since = None
+
+    def check_outage(self, client: Consumer) -> None:
+        """Raise Unavailable once no broker has answered for the configured time. Cheap while all is well."""
+        if self._down_since is None or time.monotonic() - self._down_since < self._outage_s:
+            return
+        try:
+            client.list_topics(timeout=1.0)
+        except KafkaException as e:
+            raise Unavailable(
+                f"Kafka broker {self.bootstrap} does not answer: none for {self._outage_s:g} s ({self._reason})"
+            ) from e
+        self.answered()
+
+    def _reading(self, group: str, instance: str | None) -> dict[str, Any]:
+        return {
+            "group.id": group,
+            "client.id": instance or group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "receive.message.max.bytes": 2 * self.max_record_bytes + 64 * 1024 * 1024,
+            **_BOUNDED,
+        }
+
+    def _made(self, make: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
+        try:
+            return make(
+                {"client.id": "laminar", **_CONNECT, **config, **self._user}
+                | {"bootstrap.servers": self.bootstrap, "error_cb": self._on_error}
+            )
+        except KafkaException as e:
+            raise ConfigError(f"log.client: {self._redacted(error_of(e).str())}") from e
+
+    def _redacted(self, text: str) -> str:
+        for value in self._user.values():
+            if isinstance(value, str) and value:
+                text = text.replace(value, "...")
+        return text
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            if self._down_since is None:
+                self._down_since = time.monotonic()
+        elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._AUTHENTICATION, KafkaError._SSL):
+            self._reason = self._redacted(error.str())
+        _log.debug("%s: %s", self.bootstrap, error.str())

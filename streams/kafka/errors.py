@@ -1,0 +1,106 @@
+"""librdkafka's errors in our words. No KafkaException leaves the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
+
+from laminar.schemas.errors import (
+    Aborted,
+    ConfigError,
+    DeadlineExceeded,
+    Evicted,
+    Fatal,
+    Fenced,
+    LaminarError,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    Unavailable,
+    UnknownTopic,
+)
+
+__all__ = ["error_of", "translate", "translated"]
+
+_KINDS: tuple[tuple[type[LaminarError], tuple[int, ...]], ...] = (
+    (
+        Fenced,
+        (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+            KafkaError.FENCED_INSTANCE_ID,
+        ),
+    ),
+    (
+        Evicted,
+        (
+            KafkaError.ILLEGAL_GENERATION,
+            KafkaError.UNKNOWN_MEMBER_ID,
+            KafkaError.FENCED_MEMBER_EPOCH,
+            KafkaError.STALE_MEMBER_EPOCH,
+            KafkaError.REBALANCE_IN_PROGRESS,
+            KafkaError._ASSIGNMENT_LOST,
+        ),
+    ),
+    (
+        UnknownTopic,
+        (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.UNKNOWN_TOPIC_ID,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError._UNKNOWN_PARTITION,
+        ),
+    ),
+    (RecordTooLarge, (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)),
+    (OffsetOutOfRange, (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)),
+    (
+        ConfigError,
+        (
+            KafkaError._INVALID_ARG,
+            KafkaError._AUTHENTICATION,
+            KafkaError._SSL,
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+            KafkaError.UNSUPPORTED_SASL_MECHANISM,
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.GROUP_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            KafkaError.INVALID_CONFIG,
+            KafkaError.INVALID_PARTITIONS,
+            KafkaError.INVALID_REPLICATION_FACTOR,
+            KafkaError.INVALID_SESSION_TIMEOUT,
+            KafkaError.INVALID_TRANSACTION_TIMEOUT,
+            KafkaError.TOPIC_EXCEPTION,
+            KafkaError.POLICY_VIOLATION,
+            KafkaError.UNSUPPORTED_VERSION,
+            KafkaError._UNSUPPORTED_FEATURE,
+        ),
+    ),
+    (DeadlineExceeded, (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)),
+)
+_BY_CODE = {code: kind for kind, codes in _KINDS for code in codes}
+
+
+def translate(error: KafkaError, where: str) -> LaminarError:
+    """Our error for librdkafka's; ``where`` says what was tried and on which broker."""
+    kind = _BY_CODE.get(error.code())
+    if kind is None:
+        kind = Fatal if error.fatal() else Aborted if error.txn_requires_abort() else Unavailable
+    return kind(f"{where}: {error.str()} ({error.name()})")
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """The KafkaError inside."""
+    inner = exception.args[0] if exception.args else None
+    return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Raise translate(...) in place of a KafkaException."""
+    try:
+        yield
+    except KafkaException as e:
+        raise translate(error_of(e), where) from e

@@ -1,0 +1,199 @@
+"""Takes records out of a librdkafka consumer and knows the position of every partition.
+
+The position is ours, not librdkafka's: it is known from the moment of assignment, moves with the records that are
+handed out, and passes control markers at the end of a partition (librdkafka's end-of-partition events carry it).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as Partition
+
+from laminar.schemas.errors import OffsetOutOfRange
+from laminar.streams.deadline import Deadline
+from laminar.streams.kafka.connection import Connection
+from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.log import Bounds, LogRecord, TopicPartition
+
+__all__ = ["Intake"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_POLL_BYTES = 32 * 1024 * 1024
+_SEEK_S = 2.0
+_PASSING = frozenset(
+    {
+        KafkaError._MAX_POLL_EXCEEDED,  # the rebalance callbacks that follow say the same
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError.UNKNOWN_MEMBER_ID,  # librdkafka joins again by itself
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+)
+
+
+class Intake:
+    """The records and positions of one consumer."""
+
+    def __init__(self, connection: Connection, client: Consumer, name: str) -> None:
+        """``name`` stands in errors."""
+        self.client = client
+        self.positions: dict[TopicPartition, int] = {}
+        self.on_no_offset: Callable[[TopicPartition], bool] = lambda _: False
+        """Asked when a partition has no readable position: True = it has been dealt with."""
+        self._connection = connection
+        self._name = name
+        self._batch: list[LogRecord] = []
+        self._ahead: dict[TopicPartition, int] = {}
+        self._failure: BaseException | None = None
+
+    def take(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """At most ``max_records``; empty when nothing came in time. Raises OffsetOutOfRange, UnknownTopic, Fenced."""
+        end = time.monotonic() + timeout_s
+        wait, size = timeout_s, 0
+        try:
+            while len(self._batch) < max_records and size < _MAX_POLL_BYTES:
+                message = self._poll(wait)
+                if message is not None and message.error() is None:
+                    size += self._admit(message)
+                    wait = 0.0
+                    continue
+                if message is not None:
+                    self._on_event(message)
+                elif self._batch:
+                    break
+                wait = 0.0 if self._batch else max(0.0, end - time.monotonic())
+                if message is None and wait == 0.0:
+                    break
+        except BaseException:
+            self._put_back()
+            raise
+        self.positions.update(self._ahead)
+        batch, self._batch, self._ahead = self._batch, [], {}
+        if not batch:
+            self._connection.check_outage(self.client)
+        return batch
+
+    def fail(self, error: BaseException) -> None:
+        """Let the current take raise this; it came up inside a callback."""
+        self._failure = self._failure or error
+
+    def start(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Positions of partitions that are being assigned."""
+        self.positions.update(positions)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that are not ours any more, with what the current take has of them: it was never handed out."""
+        gone = frozenset(partitions)
+        for partition in gone:
+            self.positions.pop(partition, None)
+            self._ahead.pop(partition, None)
+        self._batch[:] = [record for record in self._batch if record.source not in gone]
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Take from this offset next; what was fetched ahead is dropped."""
+        target = Partition(partition.topic, partition.partition, offset)
+        deadline = Deadline.after(_SEEK_S, f"seek {partition}@{offset}")
+        while True:
+            try:
+                self.client.seek(target)
+                break
+            except KafkaException as e:
+                if error_of(e).code() != KafkaError._STATE:
+                    raise self._connection.failed(e, f"seek {partition}@{offset}") from e
+            if deadline.passed:  # not fetching: it has stopped at an error before, so begin afresh
+                self.restart(partition, offset)
+                return
+            time.sleep(0.002)
+        self.positions[partition] = offset
+
+    def restart(self, partition: TopicPartition, offset: int) -> None:
+        """Begin a partition afresh at this offset, whatever state its fetching is in."""
+        self.client.incremental_unassign([Partition(partition.topic, partition.partition)])
+        self.client.incremental_assign([Partition(partition.topic, partition.partition, offset)])
+        self.positions[partition] = offset
+
+    def bounds(self, partition: TopicPartition) -> Bounds:
+        """Readable range. Raises UnknownTopic."""
+        try:
+            low, high = self.client.get_watermark_offsets(
+                Partition(partition.topic, partition.partition), timeout=self._connection.request_timeout_s
+            )
+        except KafkaException as e:
+            raise self._connection.failed(e, f"{partition}: bounds", client=None) from e
+        self._connection.answered()
+        return Bounds(low, high)
+
+    def _poll(self, timeout_s: float) -> Message | None:
+        try:
+            message = self.client.poll(timeout_s)
+        except KafkaException as e:
+            raise self._connection.failed(e, f"{self._name}: poll") from e
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return message
+
+    def _admit(self, message: Message) -> int:
+        record = _record(message)
+        at = self._ahead.get(record.source, self.positions.get(record.source))
+        if at is not None and record.offset >= at:
+            self._batch.append(record)
+            self._ahead[record.source] = record.offset + 1
+        return len(record.value or b"")
+
+    def _put_back(self) -> None:
+        """A take that fails hands out nothing: the next one begins with the same records."""
+        taken = {record.source for record in self._batch}
+        passed, self._batch, self._ahead = self._ahead, [], {}
+        for partition, offset in passed.items():
+            if partition in taken:
+                self.seek(partition, self.positions[partition])
+            else:
+                self.positions[partition] = offset
+
+    def _on_event(self, message: Message) -> None:
+        error = message.error()
+        topic, number, offset = message.topic(), message.partition(), message.offset()
+        if error is None:
+            return
+        if topic is not None and number is not None:
+            partition = TopicPartition(topic, number)
+            if error.code() == KafkaError._PARTITION_EOF:
+                if partition in self.positions and offset is not None:
+                    self._ahead[partition] = max(self._ahead.get(partition, self.positions[partition]), offset)
+                return
+            if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                if partition in self.positions and not self.on_no_offset(partition):
+                    bounds = self.bounds(partition)
+                    raise OffsetOutOfRange(
+                        f"{self._name}: {partition}@{self.positions[partition]} is wanted, "
+                        f"readable is {bounds.start} to {bounds.end}"
+                    )
+                return
+        if error.fatal() or (error.code() not in _PASSING and not error.retriable()):
+            raise translate(error, f"{self._name} on {self._connection.bootstrap}")
+        _log.info("%s on %s: %s", self._name, self._connection.bootstrap, error.str())
+
+
+def _record(message: Message) -> LogRecord:
+    kind, timestamp = message.timestamp()
+    return LogRecord(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        timestamp_ms=-1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+        key=message.key(),
+        value=message.value(),
+        headers=tuple((name, value or b"") for name, value in _headers(message)),
+    )
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]]:
+    return message.headers() or []  # type: ignore[return-value]

@@ -1,0 +1,80 @@
+"""Reads partitions that it chose itself, outside any group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as Partition
+
+from laminar.schemas.errors import Fatal, UnknownTopic
+from laminar.streams.kafka.admin import Admin
+from laminar.streams.kafka.connection import Connection
+from laminar.streams.kafka.intake import Intake
+from laminar.streams.log import Bounds, LogRecord, TopicPartition
+
+__all__ = ["KafkaReader"]
+
+
+class KafkaReader:
+    """Implements ``laminar.streams.log.Reader``."""
+
+    def __init__(self, connection: Connection, admin: Admin, *, fetch_wait_ms: int = 100) -> None:
+        self._connection = connection
+        self._admin = admin
+        self._intake = Intake(connection, connection.reader(fetch_wait_ms=fetch_wait_ms), "reader")
+        self._unchecked: frozenset[TopicPartition] = frozenset()
+        self._closed = False
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read exactly these partitions, each from the given offset."""
+        self._intake.drop(list(self._intake.positions))
+        self._intake.start(positions)
+        self._unchecked = frozenset(positions)
+        self._intake.client.assign([Partition(p.topic, p.partition, offset) for p, offset in positions.items()])
+
+    def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
+        """At most ``max_records``. Raises OffsetOutOfRange, UnknownTopic, Unavailable."""
+        if self._closed:
+            raise Fatal("the reader is closed")
+        self._check()
+        if not self._intake.positions:
+            return []
+        return self._intake.take(max_records, timeout_s)
+
+    def position(self) -> dict[TopicPartition, int]:
+        """Next offset per assigned partition."""
+        return dict(self._intake.positions)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Poll from this offset next."""
+        if partition not in self._intake.positions:
+            raise UnknownTopic(f"reader: seek {partition}: not assigned")
+        self._intake.seek(partition, offset)
+
+    def bounds(self, partition: TopicPartition) -> Bounds:
+        """Readable range as of now. Raises UnknownTopic."""
+        return self._intake.bounds(partition)
+
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """First offset whose timestamp is at least this; Bounds.end if there is none."""
+        asked = [Partition(partition.topic, partition.partition, max(0, timestamp_ms))]
+        try:
+            (found,) = self._intake.client.offsets_for_times(asked, timeout=self._connection.request_timeout_s)
+        except KafkaException as e:
+            raise self._connection.failed(e, f"{partition}: offset at {timestamp_ms}") from e
+        return found.offset if found.offset >= 0 else self.bounds(partition).end
+
+    def close(self) -> None:
+        """Release the connection."""
+        if not self._closed:
+            self._closed = True
+            self._intake.client.close()
+
+    def _check(self) -> None:
+        """librdkafka waits for topics that are not there; we do not."""
+        for partition in self._unchecked:
+            known = self._admin.facts(partition.topic).partitions
+            if not 0 <= partition.partition < known:
+                raise UnknownTopic(f"{partition}: no such partition (the topic has {known})")
+        self._unchecked = frozenset()
