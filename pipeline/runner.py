@@ -27,6 +27,7 @@ from laminar.schemas.codec import Codec
 from laminar.schemas.records import RunEnded
 from laminar.streams.deadline import Deadline
 from laminar.streams.open import open_log
+from laminar.streams.topics import topic_specs
 
 __all__ = ["Pulse", "StopRequest", "drive", "run_operator"]
 
@@ -158,7 +159,9 @@ def run_operator(
             from laminar.pipeline.monitor import serve
 
             stack.enter_context(closing(serve(config.monitor.host, port, pulse, instance, config.monitor)))
-        log = stack.enter_context(closing(open_log(config.log)))
+        log = stack.enter_context(closing(open_log(config.log, run_id=config.name)))
+        if began_at is None:
+            log.create_topics(topic_specs(config.log.partitions))
         codec = Codec()
         watch = stack.enter_context(
             closing(EndWatch(log, codec, config.name, began_at=began_at, grace_s=config.runner.ended_grace_s))

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
@@ -74,14 +74,23 @@ class _Signals:
 class Supervisor:
     """See the module's docstring."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, log: Log, screen: Screen) -> None:
-        """The topics must exist."""
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        log: Log,
+        screen: Screen,
+        *,
+        command: Callable[[str, int], list[str]] | None = None,
+    ) -> None:
+        """The topics must exist. ``command``: other processes than operators, given (operator name, index)."""
         self._config = config
         self._settings = config.supervisor
         self._folder = folder
         self._screen = screen
         self._watch = RunWatch(config, log)
         self._guard = Guard()
+        self._command = command or self._operator_command
         self._children = self._make_children()
         self._started_at = time.time()
         self._looked_at = 0.0
@@ -89,23 +98,12 @@ class Supervisor:
     def _make_children(self) -> list[Child]:
         environment = self._environment()
         children = []
-        for position, (name, index) in enumerate(self._config.instances()):
-            command = [
-                sys.executable,
-                "-m",
-                "laminar.pipeline.process",
-                name,
-                str(index),
-                str(self._folder.config_path),
-            ]
-            command += [str(self._watch.began_at), str(os.getpid())]
-            if self._config.monitor.port:
-                command.append(str(self._config.monitor.port + position))
+        for name, index in self._config.instances():
             instance = f"{name}-{index}"
             children.append(
                 Child(
                     instance,
-                    command,
+                    self._command(name, index),
                     log_path=self._folder.log_path(instance),
                     environment=environment,
                     guard=self._guard,
@@ -113,6 +111,13 @@ class Supervisor:
                 )
             )
         return children
+
+    def _operator_command(self, name: str, index: int) -> list[str]:
+        command = [sys.executable, "-m", "laminar.pipeline.process", name, str(index), str(self._folder.config_path)]
+        command += [str(self._watch.began_at), str(os.getpid())]
+        if self._config.monitor.port:
+            command.append(str(self._config.monitor.port + self._config.instances().index((name, index))))
+        return command
 
     def _environment(self) -> Mapping[str, str]:
         """Ours without overrides (the resolved file has them), with secrets and a sane number of threads."""

@@ -30,6 +30,12 @@ class SqliteLogConfig(_LogSettings):
     kind: Literal["sqlite"] = "sqlite"
     path: Path | None = None
     """Folder of the log; by default ``log`` in the run's folder."""
+    durability: Literal["normal", "full"] = "normal"
+    """``normal`` keeps every commit over a kill -9, ``full`` over a power failure too."""
+    session_timeout_s: float = Field(default=10.0, gt=0)
+    """A group member that does not poll for this long is taken for dead, and others get its partitions."""
+    request_timeout_s: float = Field(default=15.0, gt=0)
+    """How long a write may wait for those of other processes."""
 
 
 class KafkaLogConfig(_LogSettings):
@@ -53,14 +59,23 @@ class MemoryLogConfig(_LogSettings):
 LogConfig = Annotated[SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, Field(discriminator="kind")]
 
 
-def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig) -> Log:
-    """The log of these settings. Raises ConfigError, Unavailable or DeadlineExceeded, naming the folder or broker."""
+def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, *, run_id: str) -> Log:
+    """The log of these settings, for this run.
+
+    Raises ConfigError, TopicMismatch (another run's log), Unavailable or DeadlineExceeded, naming the folder or broker.
+    """
     if isinstance(config, SqliteLogConfig):
         if config.path is None:
             raise ConfigError("log.path: missing (the run file's folder gives the default)")
         from laminar.streams.sqlite import SqliteLog
 
-        return SqliteLog(config.path)
+        return SqliteLog(
+            config.path,
+            owner=run_id,
+            durability=config.durability,
+            session_timeout_s=config.session_timeout_s,
+            request_timeout_s=config.request_timeout_s,
+        )
     if isinstance(config, KafkaLogConfig):
         from laminar.streams.kafka import KafkaLog
 

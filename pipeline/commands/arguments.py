@@ -33,5 +33,5 @@ def opened_log(path: Path, overrides: Sequence[str] | None) -> Iterator[tuple[Ru
     config = load_config(path, overrides or (), check_files=False).config
     if isinstance(config.log, SqliteLogConfig) and config.log.path is not None and not config.log.path.exists():
         raise ConfigError(f"log.path: no log at {config.log.path} (`laminar run` makes one)")
-    with closing(open_log(config.log)) as log:
+    with closing(open_log(config.log, run_id=config.name)) as log:
         yield config, log

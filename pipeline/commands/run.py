@@ -54,7 +54,7 @@ def run(path: Path, overrides: list[str]) -> int:
     """The exit code. Raises LaminarError before anything was started."""
     config = load_config(path, overrides).config
     refuse_incomplete(config)
-    with RunFolder(config) as folder, closing(open_log(config.log)) as log:
+    with RunFolder(config) as folder, closing(open_log(config.log, run_id=config.name)) as log:
         log.create_topics(topic_specs(config.log.partitions))
         refuse_foreign_log(config, log, resumed=folder.resumed)
         folder.write_config(config)

@@ -101,7 +101,8 @@ def _drop_what_the_new_kind_does_not_know(tree: Tree, at: KeyPath) -> None:
 
 def _line(tree: Tree, file: Path, problem: _Problem) -> str:
     source = tree.source_of(problem.path) or str(file)
-    return f"{source}: {dotted(problem.path)}: {problem.message}" if problem.path else f"{source}: {problem.message}"
+    named = not problem.path or source == f"argument {dotted(problem.path)}"
+    return f"{source}: {problem.message}" if named else f"{source}: {dotted(problem.path)}: {problem.message}"
 
 
 def _validate(data: dict[str, Any]) -> tuple[RunConfig | None, list[_Problem]]:
