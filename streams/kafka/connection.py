@@ -113,11 +113,10 @@ class Connection:
         """A client for topics and offsets."""
         return self._made(lambda config: AdminClient(config, logger=_Quiet(__name__)), {})
 
-    def reader(self) -> Consumer:
-        """A consumer for self-assigned partitions; it never joins a group."""
-        return self._made(
-            lambda config: Consumer(config, logger=_Quiet(__name__)), self._reading("laminar-reader", None)
-        )
+    def reader(self, *, fetch_wait_ms: int = 100) -> Consumer:
+        """A consumer for self-assigned partitions; it never joins a group. ``fetch_wait_ms``: patience at the end."""
+        config = self._reading("laminar-reader", None) | {"fetch.wait.max.ms": fetch_wait_ms}
+        return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
 
     def member(self, group: str, instance: str | None) -> Consumer:
         """A consumer for a group. In the classic protocol ``instance`` makes it a static member: see KafkaConsumer."""
