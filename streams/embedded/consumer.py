@@ -41,7 +41,6 @@ class EmbeddedConsumer:
         self._on_assign = on_assign
         self._on_revoke = on_revoke
         self._cursor = Cursor(store, f"{group}/{instance or ''}")
-        self._paused: set[TopicPartition] = set()
         self._member: str | None = None
         self._revision = -1
         self._next_beat = 0.0
@@ -56,7 +55,7 @@ class EmbeddedConsumer:
 
         def attempt() -> list[LogRecord]:
             self._sync()
-            return self._cursor.fetch(max_records, self._paused)
+            return self._cursor.fetch(max_records)
 
         return poll_until(self._store, attempt, timeout_s, self._session_s / _BEATS_PER_SESSION)
 
@@ -79,15 +78,15 @@ class EmbeddedConsumer:
         """Poll from this offset next. Raises Evicted when the partition is not owned."""
         if partition not in self._cursor.positions:
             raise Evicted(f"group {self._group}: seek {partition}: not assigned to this member")
-        self._cursor.positions[partition] = offset
+        self._cursor.put({partition: offset})
 
     def pause(self, partitions: frozenset[TopicPartition]) -> None:
         """Stop returning records of these partitions; membership goes on."""
-        self._paused |= partitions & self._cursor.positions.keys()
+        self._cursor.pause(partitions)
 
     def resume(self, partitions: frozenset[TopicPartition]) -> None:
         """Undo pause."""
-        self._paused -= partitions
+        self._cursor.resume(partitions)
 
     def membership(self) -> Membership:
         """Proof of membership as of the last poll."""
@@ -98,7 +97,7 @@ class EmbeddedConsumer:
         if self._closed:
             return
         self._closed = True
-        self._cursor.assign({})
+        self._cursor.drop(self.assignment())
         if self._member is not None:
             with self._store.group(self._group) as group:
                 group.leave(self._member)
@@ -160,9 +159,7 @@ class EmbeddedConsumer:
             if self._on_revoke is not None:
                 self._on_revoke(partitions)
         finally:
-            for partition in partitions:
-                self._cursor.positions.pop(partition, None)
-            self._paused -= partitions
+            self._cursor.drop(partitions)
 
     def _assign(self, taken: frozenset[TopicPartition]) -> None:
         if not taken:
@@ -172,6 +169,6 @@ class EmbeddedConsumer:
             committed.update(self._store.committed(self._group, topic))
         for partition in sorted(taken):
             offset = committed.get(partition)
-            self._cursor.positions[partition] = self._store.bounds(partition).start if offset is None else offset
+            self._cursor.put({partition: self._store.bounds(partition).start if offset is None else offset})
         if self._on_assign is not None:
             self._on_assign(taken)

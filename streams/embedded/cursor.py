@@ -9,6 +9,9 @@ from laminar.streams.log import LogRecord, TopicPartition
 
 __all__ = ["Cursor", "poll_until"]
 
+_POLL_BYTES = 32 * 1024 * 1024
+"""A poll visits no further partition once it has this much."""
+
 
 class Cursor:
     """Next offset per partition. Partitions are visited in turn, so that a full one cannot starve the others."""
@@ -17,26 +20,56 @@ class Cursor:
         self._store = store
         self._who = who
         self._turn = 0
-        self.positions: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: frozenset[TopicPartition] = frozenset()
+        self._empty: object = None
+        """The store's version when nothing was found; nothing will be, as long as it stands."""
 
-    def fetch(self, max_records: int, skip: Collection[TopicPartition] = ()) -> list[LogRecord]:
+    @property
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Next offset of each partition."""
+        return self._positions
+
+    def fetch(self, max_records: int) -> list[LogRecord]:
         """At most ``max_records`` from here on, without waiting. Raises OffsetOutOfRange, UnknownTopic."""
-        order = [p for p in self.positions if p not in skip]
+        version = self._store.version()
+        if version == self._empty and not self._store.volatile:
+            return []
+        order = [p for p in self._positions if p not in self._paused]
         if not order or max_records < 1:
             return []
         self._turn = (self._turn + 1) % len(order)
         found: list[LogRecord] = []
+        size = 0
         for partition in order[self._turn :] + order[: self._turn]:
-            if len(found) >= max_records:
+            if len(found) >= max_records or size >= _POLL_BYTES:
                 break
-            got = self._store.fetch(partition, self.positions[partition], max_records - len(found), self._who)
-            self.positions[partition] = got.next_offset
-            found.extend(got.records)
+            got = self._store.fetch(partition, self._positions[partition], max_records - len(found), self._who)
+            self._positions[partition] = got.next_offset
+            found += got.records
+            size += sum(len(r.value) for r in got.records if r.value)
+        self._empty = None if found else version
         return found
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Exactly these."""
-        self.positions = dict(positions)
+    def put(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Go on from these offsets."""
+        self._positions.update(positions)
+        self._empty = None
+
+    def drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget these."""
+        for partition in partitions:
+            self._positions.pop(partition, None)
+        self._paused -= frozenset(partitions)
+
+    def pause(self, partitions: frozenset[TopicPartition]) -> None:
+        """Return nothing of these."""
+        self._paused |= partitions & self._positions.keys()
+
+    def resume(self, partitions: frozenset[TopicPartition]) -> None:
+        """Undo pause."""
+        self._paused -= partitions
+        self._empty = None
 
 
 def poll_until(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 
-from laminar.schemas.errors import UnknownTopic
+from laminar.schemas.errors import Retryable, UnknownTopic
 from laminar.streams.embedded.consumer import EmbeddedConsumer
 from laminar.streams.embedded.producer import EmbeddedProducer
 from laminar.streams.embedded.reader import EmbeddedReader
@@ -13,6 +14,8 @@ from laminar.streams.embedded.store import Store
 from laminar.streams.log import RebalanceCallback, TopicInfo, TopicPartition, TopicSpec
 
 __all__ = ["EmbeddedLog"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class EmbeddedLog:
@@ -102,6 +105,10 @@ class EmbeddedLog:
         if self._closed:
             return
         self._closed = True
-        for consumer in list(self._consumers):
-            consumer.close()
-        self._store.close()
+        try:
+            for consumer in list(self._consumers):
+                consumer.close()
+        except Retryable as error:
+            _LOG.warning("left a group without a word, its session will end: %s", error)
+        finally:
+            self._store.close()

@@ -25,7 +25,8 @@ class EmbeddedReader:
         """Read exactly these partitions, each from the given offset. Raises UnknownTopic."""
         for partition in positions:
             self._store.bounds(partition)
-        self._cursor.assign(positions)
+        self._cursor.drop(list(self._cursor.positions))
+        self._cursor.put(positions)
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """At most ``max_records``. Raises OffsetOutOfRange, UnknownTopic."""
@@ -39,7 +40,7 @@ class EmbeddedReader:
         """Poll from this offset next."""
         if partition not in self._cursor.positions:
             raise Fatal(f"seek {partition}: not assigned (assigned: {', '.join(map(str, self._cursor.positions))})")
-        self._cursor.positions[partition] = offset
+        self._cursor.put({partition: offset})
 
     def bounds(self, partition: TopicPartition) -> Bounds:
         """Readable range as of now. Raises UnknownTopic."""
@@ -51,4 +52,4 @@ class EmbeddedReader:
 
     def close(self) -> None:
         """Nothing is held."""
-        self._cursor.assign({})
+        self._cursor.drop(list(self._cursor.positions))

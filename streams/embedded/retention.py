@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from laminar.streams.log import LogRecord, TopicSpec
 
-__all__ = ["DELETE_RETENTION_MS", "expired", "superseded"]
+__all__ = ["DELETE_RETENTION_MS", "Entry", "expired", "superseded"]
 
 DELETE_RETENTION_MS = 24 * 3600 * 1000
 """How long a delete (a null value on a compacted topic) stays, so that slow readers still see it. Kafka's default."""
+
+
+class Entry(NamedTuple):
+    """What compaction needs to know of a record."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    deletes: bool
+    """The value is null."""
 
 
 def expired(records: Sequence[LogRecord], spec: TopicSpec, *, now_ms: int, end: int) -> int:
@@ -33,7 +44,7 @@ def expired(records: Sequence[LogRecord], spec: TopicSpec, *, now_ms: int, end: 
     return drop
 
 
-def superseded(records: Sequence[LogRecord], spec: TopicSpec, *, now_ms: int, end: int) -> set[int]:
+def superseded(records: Sequence[Entry], spec: TopicSpec, *, now_ms: int, end: int) -> set[int]:
     """Offsets (below ``end``) that compaction removes: all but the newest of each key, and old deletes."""
     young = now_ms - spec.compaction_lag_ms
     old_delete = now_ms - max(spec.compaction_lag_ms, DELETE_RETENTION_MS)
@@ -42,7 +53,7 @@ def superseded(records: Sequence[LogRecord], spec: TopicSpec, *, now_ms: int, en
     for r in records:
         if r.offset >= end or r.timestamp_ms > young:
             continue
-        if newest[r.key] != r.offset or (r.value is None and r.timestamp_ms <= old_delete):
+        if newest[r.key] != r.offset or (r.deletes and r.timestamp_ms <= old_delete):
             gone.add(r.offset)
     return gone
 

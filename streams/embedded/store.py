@@ -58,6 +58,9 @@ class Store(Protocol):
     blocking: bool
     """False: ``wait`` returns at once, because time is under somebody else's control."""
 
+    volatile: bool
+    """True: what can be read may change while ``version`` does not, so a poll always looks."""
+
     def now(self) -> float:
         """Unix epoch seconds."""
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from laminar.streams.embedded.assignment import Assignor
 from laminar.streams.embedded.group import Group
-from laminar.streams.embedded.retention import expired, superseded
+from laminar.streams.embedded.retention import Entry, expired, superseded
 from laminar.streams.embedded.store import Pending
 from laminar.streams.log import LogRecord, TopicPartition, TopicSpec
 
@@ -107,6 +107,7 @@ class MemoryBroker:
                     partition.start = partition.records[drop - 1].offset + 1
                     del partition.records[:drop]
             if "compact" in spec.cleanup:
-                gone = superseded(partition.records, spec, now_ms=int(now * 1000), end=stable)
+                entries = [Entry(r.offset, r.timestamp_ms, r.key, r.value is None) for r in partition.records]
+                gone = superseded(entries, spec, now_ms=int(now * 1000), end=stable)
                 partition.records = [r for r in partition.records if r.offset not in gone]
         self.touch()

@@ -19,6 +19,8 @@ __all__ = ["MemoryStore"]
 class MemoryStore:
     """Implements ``laminar.streams.embedded.store.Store``."""
 
+    volatile = True
+
     def __init__(self, broker: MemoryBroker, faults: Faults, *, blocking: bool) -> None:
         self._broker = broker
         self._faults = faults

@@ -6,12 +6,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from laminar.streams.log import Log, TopicSpec
 from laminar.streams.memory import MemoryBroker, MemoryLog
+from laminar.streams.sqlite import SqliteLog
 
 SESSION_S = 1.0
 
@@ -41,7 +43,15 @@ def memory_handles() -> Handles:
     )
 
 
-@pytest.fixture(params=["memory"])
+@pytest.fixture
+def sqlite_handles(tmp_path: Path) -> Handles:
+    return Handles(
+        open=lambda: SqliteLog(tmp_path / "log", session_timeout_s=SESSION_S),
+        maintain=lambda log, now: log.maintain(now),  # type: ignore[attr-defined]
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
 def handles(request: pytest.FixtureRequest) -> Handles:
     found: Handles = request.getfixturevalue(f"{request.param}_handles")
     return found
