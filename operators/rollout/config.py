@@ -68,7 +68,7 @@ class RolloutConfig(OperatorConfig):
     engine: EngineConfig = TorchEngineConfig()
     """What samples: ``torch`` or ``scripted``."""
     max_in_flight: int | None = Field(default=None, ge=1)
-    """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when none is in hand."""
+    """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when nothing is."""
     top_up_lag: int = Field(default=1, ge=1)
     """New groups are taken while the version held lags the newest by less than this. 1: only under the newest."""
     member_attempts: int = Field(default=3, ge=1)

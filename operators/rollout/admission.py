@@ -1,0 +1,111 @@
+"""New groups: as many as fit, at once, in one transaction {Started of each member, offset of the prompts}.
+
+After back-pressure the number in flight is back at its cap with the next call (case A10), and a group larger than the
+cap is taken when nothing is in hand (case A13). Bytes that are no prompt become a dead letter in the same transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from laminar.operators.operator import Context
+from laminar.operators.rollout import event
+from laminar.operators.rollout.intake import Intake, Offer
+from laminar.operators.rollout.ledger import Owned
+from laminar.operators.rollout.round import admits
+from laminar.schemas.errors import Aborted, DecodeError, Evicted
+from laminar.streams.dead_letter import dead_letter
+from laminar.streams.log import OutRecord, Producer, TopicPartition
+from laminar.streams.topics import outgoing
+
+__all__ = ["Admission"]
+
+_KEEP_ALIVE_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """See the module's docstring. ``now`` is Unix epoch seconds."""
+
+    def __init__(self, context: Context, producer: Producer, *, max_in_flight: int) -> None:
+        self._context = context
+        self._producer = producer
+        self._max_in_flight = max_in_flight
+        self._intake = Intake(context.log, context.codec, group=context.group, instance=context.instance)
+        self._next_keep_alive = 0.0
+        self._typical_group = max(1, context.run.group_size)
+
+    def take(self, now: float, *, in_flight: int, incarnation: int, version: int, engine: str) -> list[Owned]:
+        """The members of the groups that were taken; [] also when the transaction was aborted (it is tried again)."""
+        chosen = self._choose(in_flight, version)
+        if not chosen:
+            return []
+        owned: list[Owned] = []
+        out: list[OutRecord] = []
+        offsets: dict[TopicPartition, int] = {}
+        at_ms = int(now * 1000)
+        for offer in chosen:
+            offsets[offer.source.source] = offer.source.offset + 1
+            if offer.prompt is None:
+                error = offer.error or DecodeError(f"{offer.source.where}: not a prompt")
+                letter = dead_letter(offer.source, error, operator=self._context.name, attempt=1, at_ms=at_ms)
+                out.append(outgoing(self._context.codec, letter))
+                continue
+            for member in Owned.started(offer.prompt, at_ms=at_ms):
+                record = event.started(
+                    member,
+                    rollout_id=self._context.instance,
+                    incarnation=incarnation,
+                    version=version,
+                    engine=engine,
+                )
+                out.append(outgoing(self._context.codec, record))
+                owned.append(member)
+        return owned if self._commit(out, offsets, len(chosen)) else []
+
+    def keep_alive(self, now: float) -> None:
+        """The member's sign of life while no group is fetched."""
+        if now >= self._next_keep_alive:
+            self._next_keep_alive = now + _KEEP_ALIVE_S
+            self._intake.keep_alive()
+
+    def close(self) -> None:
+        """Leave the group: its prompts go to other rollouts at once."""
+        self._intake.close()
+
+    def _choose(self, in_flight: int, version: int) -> list[Offer]:
+        """The next offers, in order, up to the first that must wait."""
+        chosen: list[Offer] = []
+        room = self._max_in_flight - in_flight
+        if room <= 0:
+            return chosen
+        for offer in self._intake.offers(max(1, room // self._typical_group)):
+            if offer.prompt is not None:
+                size = offer.prompt.group_size
+                if offer.prompt.min_version > version:
+                    break
+                if not admits(size, in_flight=in_flight, max_in_flight=self._max_in_flight):
+                    break
+                in_flight += size
+                self._typical_group = size
+            chosen.append(offer)
+            if in_flight >= self._max_in_flight:
+                break
+        return chosen
+
+    def _commit(self, out: list[OutRecord], offsets: dict[TopicPartition, int], n_offers: int) -> bool:
+        try:
+            with self._producer.transaction() as tx:
+                for record in out:
+                    tx.send(record)
+                tx.commit_offsets(self._intake.membership(), offsets)
+        except Aborted as error:
+            logger.warning("groups not taken, trying again: %s", error)
+            return False
+        except Evicted as error:
+            logger.info("groups not taken, they belong to another member: %s", error)
+            self._intake.rewind()
+            return False
+        self._intake.taken(n_offers)
+        return True

@@ -1,0 +1,282 @@
+"""The rollout operator: takes groups, samples them under one policy version each, writes what it does.
+
+One thread, small steps. Each step:
+
+ 1. every ``poll_s``: commands (Release, Adopt, Drain); new policy versions; the load of one when the round's rule says
+    so; new groups, as many as fit at once, in one transaction {Started of each member, offset of the prompts};
+ 2. one poll of the engine;
+ 3. when due, one transaction with everything that was decided since: deltas, {Completed, Ended}, {Moved, Adopt},
+    {Ended, DeadLetter}, and the heartbeat.
+
+Guarantees beside those of ``work``, ``round`` and ``admission``: a trajectory is sampled only after its ``Started`` is
+committed, and its group's offset with it, so a restarted rollout never takes a group again: repack gives the members
+that did not end to somebody. What a crash loses is at most the tokens since the last delta.
+
+Errors: Aborted and Evicted mean that nothing was written, and the step tries again. After any other Retryable the
+outcome may be unknown: it flies, the process starts anew with a younger incarnation, and the log says what happened.
+Fenced flies too: a successor is at work.
+
+A process that could not speak for ``lease_s`` (it was stopped, or the machine swapped) drops what it has in hand and
+goes on as a younger incarnation: by then its trajectories belong to others.
+
+>>> operator = build(RolloutConfig(engine={"kind": "scripted"}), context)                      # doctest: +SKIP
+>>> operator.step(time.time())                                                                 # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from laminar.operators.operator import Context
+from laminar.operators.rollout.admission import Admission
+from laminar.operators.rollout.command import Commands
+from laminar.operators.rollout.config import RolloutConfig
+from laminar.operators.rollout.engine import Engine
+from laminar.operators.rollout.heartbeat import Heartbeat
+from laminar.operators.rollout.ledger import Owned
+from laminar.operators.rollout.loader import Loader
+from laminar.operators.rollout.round import Holding, takes_groups, version_to_load
+from laminar.operators.rollout.version import Versions
+from laminar.operators.rollout.work import Work
+from laminar.operators.weights import WeightSource
+from laminar.schemas import records as r
+from laminar.schemas.errors import Aborted, Evicted
+from laminar.streams.topics import outgoing
+
+__all__ = ["Rollout", "build"]
+
+_MAX_OUTBOX_BYTES = 256 * 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class Rollout:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        context: Context,
+        *,
+        engine: Engine,
+        weights: WeightSource,
+        close_weights: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``engine`` and ``weights`` are the rollout's own from here on; ``close`` calls ``close_weights``."""
+        self._config = config
+        self._context = context
+        self._engine = engine
+        self._close_weights = close_weights
+        self._max_in_flight = config.max_in_flight or engine.limits.max_running
+        self.incarnation = int(context.clock() * 1000)
+        """Of this process: larger = younger."""
+        self._commands = Commands(context.log, context.codec, context.instance)
+        self._versions = Versions(context.log, context.codec)
+        self._producer = context.log.producer(context.transactional_id)
+        self._admission = Admission(context, self._producer, max_in_flight=self._max_in_flight)
+        self._work = Work(
+            engine=engine,
+            codec=context.codec,
+            rollout_id=context.instance,
+            operator=context.name,
+            member_attempts=config.member_attempts,
+        )
+        self._loader = Loader(
+            engine,
+            weights,
+            clock=context.clock,
+            backoff_s=config.load_backoff_s,
+            backoff_max_s=config.load_backoff_max_s,
+        )
+        self._heartbeat = Heartbeat(context.instance, engine.limits, period_s=config.heartbeat_s)
+        self._loading = False
+        self._draining = False
+        self._stopping = False
+        self._hurry = False
+        self._next_poll = 0.0
+        logger.info(
+            "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
+            context.instance,
+            self._max_in_flight,
+            engine.name,
+            engine.limits.max_running,
+            engine.limits.kv_total,
+            engine.limits.max_model_len,
+        )
+
+    def step(self, now: float) -> bool:
+        """See Operator.step."""
+        self._check_lease(now)
+        worked = False
+        if now >= self._next_poll:
+            self._next_poll = now + self._config.poll_s
+            worked = self._obey(now)
+            worked = self._versions.poll() or worked
+            worked = self._load(now) or worked
+            worked = self._take(now) or worked
+            self._heartbeat.observe(
+                self._state(), self._engine.version, self._engine.stats(), parked=len(self._work.ledger.parked_versions)
+            )
+        worked = self._sample(now) or worked
+        return self._flush(now) or worked
+
+    def drain(self, now: float) -> bool:
+        """Take nothing new, give everything unfinished to the pool, and write all of it. See Operator.drain."""
+        if not self._stopping:
+            self._stopping = self._draining = True
+            self._admission.close()
+            self._work.hand_over_all(now)
+            self._heartbeat.hurry()
+        self._flush(now, force=True)
+        return len(self._work.outbox) == 0
+
+    def close(self) -> None:
+        """See Operator.close."""
+        self._admission.close()
+        self._commands.close()
+        self._versions.close()
+        self._producer.close()
+        self._engine.close()
+        self._close_weights()
+
+    # -- 1. commands, versions, groups
+
+    def _obey(self, now: float) -> bool:
+        commands = self._commands.poll(self.incarnation)
+        for command in commands:
+            match command:
+                case r.ReleaseCommand():
+                    if (command.to_rollout, command.to_incarnation) != (self._context.instance, self.incarnation):
+                        self._work.release(
+                            command.trajectory_ids,
+                            to_rollout=command.to_rollout,
+                            to_incarnation=command.to_incarnation,
+                            now=now,
+                        )
+                case r.AdoptCommand():
+                    self._work.adopt(command, now, accept=not self._draining)
+                case r.DrainCommand():
+                    logger.info("asked to drain: finishing %d trajectories", len(self._work.ledger))
+                    self._draining = True
+            self._hurry = True
+            self._heartbeat.hurry()
+        return bool(commands)
+
+    def _holding(self) -> Holding:
+        newest = self._versions.newest
+        return Holding(
+            version=self._engine.version,
+            newest=newest.version if newest is not None else -1,
+            sampling=self._work.ledger.sampling,
+            parked=self._work.ledger.parked_versions,
+        )
+
+    def _load(self, now: float) -> bool:
+        holding = self._holding()
+        wanted = version_to_load(holding)
+        if wanted is None or not self._loader.is_due(wanted, now):
+            return False
+        manifest = self._versions.get(wanted)
+        is_old = wanted < holding.newest
+        if manifest is None:
+            if is_old:
+                self._work.hand_back_parked(wanted, now)
+            return is_old
+        self._loading = True
+        self._heartbeat.hurry()
+        self._flush(now, force=True)
+        self._loading = False
+        timeout_s = self._config.old_version_timeout_s if is_old else self._config.load_timeout_s
+        if self._loader.load(manifest, now, timeout_s=timeout_s):
+            self._work.begin_parked(now)
+        elif is_old and self._loader.failures >= self._config.old_version_attempts:
+            self._work.hand_back_parked(wanted, now)
+        self._heartbeat.hurry()
+        return True
+
+    def _take(self, now: float) -> bool:
+        may_take = not self._draining and self._work.outbox.n_bytes < _MAX_OUTBOX_BYTES
+        taken: list[Owned] = []
+        if may_take and takes_groups(self._holding(), top_up_lag=self._config.top_up_lag):
+            taken = self._admission.take(
+                now,
+                in_flight=len(self._work.ledger),
+                incarnation=self.incarnation,
+                version=self._engine.version,
+                engine=self._engine.name,
+            )
+        self._admission.keep_alive(now)
+        for member in taken:
+            self._work.begin(member, now)
+        return bool(taken)
+
+    # -- 2. the engine
+
+    def _sample(self, now: float) -> bool:
+        if not len(self._work.ledger):
+            return False
+        n = self._work.sample(now)
+        self._heartbeat.count(max(0, n))
+        if n >= 0 and not len(self._work.ledger):
+            self._hurry = True
+            self._next_poll = now
+        return n >= 0
+
+    # -- 3. the log
+
+    def _flush(self, now: float, *, force: bool = False) -> bool:
+        work, config = self._work, self._config
+        if work.n_fresh >= config.delta_tokens or (work.n_fresh and now - work.fresh_since >= config.delta_s):
+            work.stage_deltas(now)
+        speak = self._heartbeat.is_due(now)
+        waited = len(work.outbox) > 0 and (self._hurry or now - work.outbox.since >= config.finish_s)
+        if not (speak or waited or force):
+            return False
+        status = self._heartbeat.status(
+            now=now,
+            incarnation=self.incarnation,
+            state=self._state(),
+            version=self._engine.version,
+            stats=self._engine.stats(),
+            ledger=work.ledger,
+        )
+        also = [outgoing(self._context.codec, status)] if speak or force else []
+        try:
+            refused = work.outbox.flush(self._producer, also)
+        except (Aborted, Evicted) as error:
+            logger.warning("nothing was written, trying again: %s", error)
+            return False
+        self._hurry = False
+        if also:
+            self._heartbeat.spoken(now)
+        work.refuse(refused, now)
+        return True
+
+    def _state(self) -> r.RolloutState:
+        if self._draining:
+            return "draining"
+        if self._loading:
+            return "loading"
+        if self._engine.version < 0:
+            return "starting"
+        return "sampling" if len(self._work.ledger) else "idle"
+
+    def _check_lease(self, now: float) -> None:
+        last = self._heartbeat.last
+        if last is None or now - last <= self._config.lease_s or not (len(self._work.ledger) or self._work.outbox):
+            return
+        logger.warning("silent for %.1f s: %d trajectories belong to others by now", now - last, len(self._work.ledger))
+        self._work.abandon()
+        self.incarnation = max(self.incarnation + 1, int(now * 1000))
+        self._heartbeat.hurry()
+
+
+def build(config: RolloutConfig, context: Context) -> Rollout:
+    """The operator of a run file's ``kind: rollout``, with the engine that its config names and the run's relays."""
+    from laminar.operators.relay.source import RelaySource
+    from laminar.operators.rollout.engines.choice import build_engine
+
+    source = RelaySource.from_context(context)
+    engine = build_engine(config.engine, context)
+    return Rollout(config, context, engine=engine, weights=source, close_weights=source.close)
