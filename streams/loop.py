@@ -68,7 +68,9 @@ class _Entry:
     """The letter goes without the source's bytes: with them it was too large itself."""
 
 
-class _Refused(Exception):  # noqa: N818 - a signal out of a transaction, never seen outside
+class _Refused(Exception):
+    """Leaves a transaction in order to abort it; never seen outside."""
+
     def __init__(self, entry: _Entry, error: RecordTooLarge) -> None:
         super().__init__(str(error))
         self.entry = entry

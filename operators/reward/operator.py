@@ -1,0 +1,113 @@
+"""The reward operator: finished trajectories in, scored trajectories out, exactly once.
+
+``exact`` runs in the step itself; a function of one's own runs in processes (``pool.py``), so that a step never waits
+for it: a call of 30 s holds its partition and nothing else. A failure is a null reward with its reason, never a 0.
+"""
+
+from __future__ import annotations
+
+import time
+from inspect import signature
+
+from laminar.operators.operator import Context
+from laminar.operators.reward.config import RewardConfig
+from laminar.operators.reward.functions import exact
+from laminar.operators.reward.pool import Pool
+from laminar.operators.reward.scoring import Scoring
+from laminar.schemas.errors import ConfigError, InvalidRecord
+from laminar.schemas.records import CompletedTrajectory, Record, ScoredTrajectory
+from laminar.streams.deadline import Deadline
+from laminar.streams.loop import Loop
+from laminar.streams.worker import Inline, Result, Worker
+
+__all__ = ["build"]
+
+
+def build(config: RewardConfig, context: Context) -> Loop:
+    """The operator. Raises ConfigError when the function cannot be imported or does not take the options."""
+    scoring = Scoring(config, context.clock)
+    return Loop(
+        log=context.log,
+        codec=context.codec,
+        name=context.name,
+        group=context.group,
+        instance=context.instance,
+        transactional_id=context.transactional_id,
+        topics=["trajectories.completed"],
+        worker=_exact_worker(config, scoring) if config.function == "exact" else _pooled(config, scoring),
+        max_in_hand=config.max_in_hand,
+    )
+
+
+def _exact_worker(config: RewardConfig, scoring: Scoring) -> Worker:
+    try:
+        signature(exact).bind(None, **config.options)
+    except TypeError as error:
+        valid = ", ".join(name for name, p in signature(exact).parameters.items() if p.kind is p.KEYWORD_ONLY)
+        raise ConfigError(f"reward.options: {error} (valid for exact: {valid})") from None
+
+    def score(record: Record) -> list[ScoredTrajectory]:
+        trajectory = _completed(record)
+        start = time.perf_counter()
+        found = exact(trajectory, **config.options)
+        return [scoring.record(trajectory, found, (time.perf_counter() - start) * 1e3)]
+
+    return Inline(score)
+
+
+def _pooled(config: RewardConfig, scoring: Scoring) -> Worker:
+    pool = Pool(
+        config.function,
+        options=config.options,
+        concurrency=config.concurrency,
+        timeout_s=config.timeout_s,
+        max_attempts=config.max_attempts,
+        startup_timeout_s=config.startup_timeout_s,
+    )
+    try:
+        pool.start(Deadline.after(config.startup_timeout_s, "reward function"))
+    except BaseException:
+        pool.close()
+        raise
+    return _Pooled(pool, scoring)
+
+
+def _completed(record: Record) -> CompletedTrajectory:
+    if not isinstance(record, CompletedTrajectory):
+        raise InvalidRecord(f"a {type(record).__name__} cannot be scored (valid: CompletedTrajectory)")
+    return record
+
+
+class _Pooled:
+    """The pool as the loop's worker."""
+
+    def __init__(self, pool: Pool, scoring: Scoring) -> None:
+        self._pool = pool
+        self._scoring = scoring
+        self._calls: dict[int, CompletedTrajectory] = {}
+        self._refused: list[Result] = []
+
+    def submit(self, ticket: int, record: Record) -> None:
+        try:
+            self._calls[ticket] = _completed(record)
+        except InvalidRecord as error:
+            self._refused.append(Result(ticket=ticket, error=error))
+        else:
+            self._pool.submit(ticket, self._calls[ticket])
+
+    def collect(self) -> list[Result]:
+        results, self._refused = self._refused, []
+        for ticket, answer in self._pool.collect():
+            trajectory = self._calls.pop(ticket, None)
+            if trajectory is not None:
+                scored = self._scoring.record(trajectory, answer.score, answer.latency_ms)
+                results.append(Result(ticket=ticket, outputs=(scored,)))
+        return results
+
+    def cancel(self, ticket: int) -> None:
+        self._calls.pop(ticket, None)
+        self._pool.cancel(ticket)
+
+    def close(self) -> None:
+        self._calls.clear()
+        self._pool.close()
