@@ -12,6 +12,7 @@ from tests.integration.rollout.engine_contract.subject import MakeSubject, Subje
 
 FACTORIES = {
     "scripted": "tests.integration.rollout.engine_contract.scripted_subject:make",
+    "torch": "tests.integration.rollout.engine_contract.torch_subject:make",
 }
 """Engine -> ``module:function``, a MakeSubject."""
 
