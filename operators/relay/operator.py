@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _MIN_HEARTBEAT_S = 0.05
 _PULL_AGAIN_S = 0.5
+_CATCH_UP_S = 60.0
+_DRAIN_S = 10.0
 
 
 def build(config: RelayConfig, context: Context) -> Operator:
@@ -48,33 +50,7 @@ class RelayOperator:
         self._config = config
         self._context = context
         self.boot_id = uuid.uuid4().hex
-        folder = slot_folder(config, context.run, context.instance)
-        check_space(config, context.run, folder)
-        self._claim = claim(folder, boot_id=self.boot_id, run_dir=context.run.run_dir)
-        try:
-            remove_stale(
-                folder.parent if config.shm_dir else config.shm_root,
-                keep=folder,
-                stale_after_s=config.stale_after_s,
-                now=time.time(),
-            )
-            self.store = SlotStore(folder, keep=config.keep_versions, hash_threads=config.hash_threads)
-            self._token = run_token(context.run.run_dir)
-            self.server = RelayServer(
-                self.store,
-                relay_id=context.instance,
-                boot_id=self.boot_id,
-                token=self._token,
-                host=config.host,
-                port=config.port,
-                advertise=config.advertise,
-                chunk_bytes=config.chunk_bytes,
-                max_connections=config.max_connections,
-                read_timeout_s=config.read_timeout_s,
-            )
-        except BaseException:
-            self._claim.release(and_remove=False)
-            raise
+        self._token = run_token(context.run.run_dir)
         self._stop = threading.Event()
         self._quarantine = Quarantine()
         self._lock = threading.Lock()
@@ -83,13 +59,26 @@ class RelayOperator:
         self._puller: threading.Thread | None = None
         self._pull_after = 0.0
         self._next_heartbeat = 0.0
-        self._announced = -1
         self._last_heartbeat = 0.0
-        self._drained = False
-        self._producer = context.log.producer(context.transactional_id)
+        self._announced = -1
+        self._drain_until: float | None = None
+
+        folder = slot_folder(config, context.run, context.instance)
+        check_space(config, context.run, folder)
         self._directory = RelayDirectory(context)
         self._versions = VersionFollower(context)
-        self.store.enlist()
+        self._versions.catch_up(Deadline.after(_CATCH_UP_S, "read weights.versions"))
+        self._producer = context.log.producer(context.transactional_id)
+        self._claim = claim(folder, boot_id=self.boot_id, run_dir=context.run.run_dir)
+        self.store = SlotStore(folder, keep=config.keep_versions, hash_threads=config.hash_threads)
+        try:
+            self.server = self._listen()
+        except BaseException:
+            self.store.close()
+            self._claim.release(and_remove=False)
+            raise
+        remove_stale(config.shm_root, keep=folder, stale_after_s=config.stale_after_s, now=time.time())
+        self.store.enlist(self._versions.published)
         self._adopter = threading.Thread(target=self._adopt, name="relay-adopt", daemon=True)
         self._adopter.start()
         self.server.start()
@@ -106,10 +95,12 @@ class RelayOperator:
         self._start_pull(now)
         return worked
 
-    def drain(self, now: float) -> bool:  # noqa: ARG002 - a relay has nothing to finish
-        """Nobody waits for a relay that was told to stop: its peers skip it."""
-        self._drained = True
-        return True
+    def drain(self, now: float) -> bool:
+        """Finish only a publication that is under way. Nobody waits for a relay that stops: its peers skip it."""
+        if self._drain_until is None:
+            self._drain_until = now + _DRAIN_S
+        self._heartbeat(now)
+        return now >= self._drain_until or not self.store.writing()
 
     def close(self) -> None:
         """Stop serving. After a drain the slots are removed; otherwise they stay for a successor."""
@@ -121,7 +112,22 @@ class RelayOperator:
                 thread.join(timeout=self._config.read_timeout_s)
         for part in (self._producer, self._directory, self._versions):
             part.close()
-        self._claim.release(and_remove=self._drained)
+        self._claim.release(and_remove=self._drain_until is not None)
+
+    def _listen(self) -> RelayServer:
+        config = self._config
+        return RelayServer(
+            self.store,
+            relay_id=self._context.instance,
+            boot_id=self.boot_id,
+            token=self._token,
+            host=config.host,
+            port=config.port,
+            advertise=config.advertise,
+            chunk_bytes=config.chunk_bytes,
+            max_connections=config.max_connections,
+            read_timeout_s=config.read_timeout_s,
+        )
 
     def _adopt(self) -> None:
         self.store.adopt(self._stop.is_set)

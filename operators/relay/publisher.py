@@ -25,7 +25,7 @@ from laminar.operators.relay.client import RelayClient
 from laminar.operators.relay.directory import RelayDirectory
 from laminar.operators.relay.folder import is_here
 from laminar.operators.relay.manifest import ALIGNMENT, check, label, root_digest
-from laminar.operators.relay.slot import Lease, Slot, lease
+from laminar.operators.relay.slot import Lease, Mappings, Slot, lease
 from laminar.operators.relay.token import run_token
 from laminar.operators.relay.writer import SlotWriter
 from laminar.operators.weights import NamedTensor
@@ -38,6 +38,8 @@ __all__ = ["RelayPublisher"]
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
+_SILENT_MS = 5000
+"""A relay without a heartbeat for so long is only tried when there is no other."""
 _FIRST_BYTES = 64 * 1024 * 1024
 """Reserved for tensors of unknown total size; the slot grows."""
 
@@ -60,6 +62,7 @@ class RelayPublisher:
         self._directory = RelayDirectory(context)
         self._hashing = ThreadPoolExecutor(hash_threads, thread_name_prefix="publish-hash")
         self._staged: dict[tuple[int, int], _Staged] = {}
+        self._mappings = Mappings()
         self._last_bytes = 0
         self._last: VersionManifest | None = None
 
@@ -88,7 +91,7 @@ class RelayPublisher:
         size = _size_of(tensors) if isinstance(tensors, Sequence) else (self._last_bytes or _FIRST_BYTES)
         staged, path, chunk_bytes, status, boot = self._reserve(epoch, version, max(size, 1), deadline)
         self._staged[(epoch, version)] = staged
-        writer = SlotWriter(path, staged.lease, path.stat().st_size, chunk_bytes, self._hashing, deadline)
+        writer = SlotWriter(path, self._mappings, chunk_bytes=chunk_bytes, pool=self._hashing, deadline=deadline)
         try:
             for tensor in tensors:
                 writer.add(tensor)
@@ -155,6 +158,7 @@ class RelayPublisher:
         self._drop_staged()
         self._directory.close()
         self._hashing.shutdown(wait=False)
+        self._mappings.close()
 
     def _reserve(
         self, epoch: int, version: int, size: int, deadline: Deadline
@@ -165,7 +169,7 @@ class RelayPublisher:
                 with closing(self._client(status)) as client:
                     answer = client.reserve(epoch=epoch, version=version, total_bytes=size, deadline=deadline)
                 path = Path(str(answer["path"]))
-                held = lease(path, write=True)
+                held = lease(path)
                 note = Slot(path.parent, int(answer["slot"])).note()
                 if note is None or note.nonce != answer["nonce"]:
                     held.close()
@@ -179,7 +183,8 @@ class RelayPublisher:
     def _local(self) -> RelayStatus:
         """The relay whose memory this process can map. Raises Unavailable, naming those that it cannot."""
         relays = self._directory.refresh()
-        here = sorted((s for s in relays.values() if is_here(s)), key=lambda s: s.relay_id)
+        silent_ms = self._now_ms() - _SILENT_MS
+        here = sorted((s for s in relays.values() if is_here(s)), key=lambda s: (s.at_ms < silent_ms, s.relay_id))
         if here:
             return here[0]
         seen = ", ".join(f"{s.relay_id} ({s.url})" for s in relays.values()) or "none has announced itself"

@@ -72,7 +72,7 @@ class Pull:
     nearly_done: float = 0.8
     read_timeout_s: float = 10.0
     stall_timeout_s: float = 5.0
-    _passed_over: dict[str, float] = field(default_factory=dict)
+    _passed_over: dict[tuple[str, str], float] = field(default_factory=dict)
     _why: str = "no relay offers it"
 
     def run(self, deadline: Deadline) -> None:
@@ -100,10 +100,11 @@ class Pull:
                 if self.quarantine.strike(peer):
                     _log.error("relay %s sent %d wrong chunks and is quarantined", peer.relay_id, STRIKES)
             except LaminarError as error:
-                self._why = str(error)
-                deadline.check(f"{label(self.manifest)}: {error}")
+                if not deadline.passed:
+                    self._why = str(error)
+                deadline.check(f"{label(self.manifest)}: {self._why}")
                 _log.info("%s: %s; going on at chunk %d elsewhere", label(self.manifest), error, self.have)
-                self._passed_over[peer.relay_id] = time.monotonic() + self.stall_timeout_s
+                self._passed_over[peer.relay_id, peer.boot_id] = time.monotonic() + self.stall_timeout_s
             finally:
                 client.close()
 
@@ -116,7 +117,7 @@ class Pull:
                 f"({', '.join(p.relay_id for p in peers)}); the last fault: {self._why}"
             )
         now = time.monotonic()
-        return next((p for p in fit if self._passed_over.get(p.relay_id, 0.0) <= now), None)
+        return next((p for p in fit if self._passed_over.get((p.relay_id, p.boot_id), 0.0) <= now), None)
 
     def _from(self, peer: RelayStatus, client: RelayClient, deadline: Deadline) -> None:
         """Pull from one peer until all is here. Raises Unavailable (fault, stall), WeightsMismatch (a wrong chunk)."""

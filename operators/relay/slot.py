@@ -18,13 +18,14 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from laminar.schemas.errors import ConfigError, Unavailable, WeightsMismatch
 
-__all__ = ["Lease", "Note", "Slot", "allocate", "lease", "leased", "replace_file", "sealed", "slots"]
+__all__ = ["Lease", "Mappings", "Note", "Slot", "allocate", "lease", "leased", "replace_file", "sealed", "slots"]
 
 _NAME = re.compile(r"slot-(\d{3,})")
 
@@ -39,6 +40,11 @@ class Note:
     version: int
     root_digest: str = ""
     """Empty until sealed."""
+
+    @property
+    def names(self) -> tuple[int, int, str]:
+        """The version that the slot holds: epoch, version, root digest."""
+        return self.epoch, self.version, self.root_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Slot:
 
     def write_note(self, note: Note) -> None:
         """Replace the note at once."""
-        plain = {name: getattr(note, name) for name in Note.__slots__}
+        plain = asdict(note)
         replace_file(self._note, json.dumps(plain).encode())
 
     def free(self) -> None:
@@ -146,16 +152,14 @@ class Lease:
         """The open descriptor."""
         return self._fd
 
-    def map(self, size: int, *, write: bool = False) -> mmap.mmap:
-        """Map the first ``size`` bytes; the mapping keeps the lease alive.
+    def map(self, size: int) -> mmap.mmap:
+        """Map the first ``size`` bytes copy-on-write: nothing that the reader does can reach the slot.
 
-        ``write=False`` maps copy-on-write: nothing that the reader does can reach the slot.
+        The mapping keeps the lease alive.
         """
         have = os.fstat(self._fd).st_size
         if have < size:
             raise WeightsMismatch(f"a slot holds {have} bytes, {size} expected")
-        if write:
-            return mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         no_reserve = 0x4000  # MAP_NORESERVE: a private mapping that nobody writes needs no memory of its own
         return mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -172,10 +176,58 @@ class Lease:
         self.close()
 
 
-def lease(path: Path, *, write: bool = False) -> Lease:
+class Mappings:
+    """Slots that stay mapped, writable, between uses; not leases.
+
+    Mapping a slot afresh costs a page fault for each of its pages, which takes longer than copying the weights.
+    """
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, tuple[int, mmap.mmap]] = {}
+
+    def get(self, path: Path) -> mmap.mmap:
+        """The whole slot, mapped. Raises Unavailable when it is gone. Its earlier mapping ends if the slot grew."""
+        for known in list(self._maps):
+            if known != path and _inode(known) != self._maps[known][0]:
+                self._drop(known)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"{path}: {error.strerror}") from error
+        try:
+            stat = os.fstat(fd)
+            inode, mapped = self._maps.get(path, (-1, None))
+            if mapped is None or inode != stat.st_ino or len(mapped) != stat.st_size:
+                self._drop(path)
+                mapped = mmap.mmap(fd, stat.st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                self._maps[path] = stat.st_ino, mapped
+            return mapped
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmap everything that is not in use."""
+        for path in list(self._maps):
+            self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        _, mapped = self._maps.pop(path, (0, None))
+        if mapped is not None:
+            with suppress(BufferError):  # in use: it ends with its last user
+                mapped.close()
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1
+
+
+def lease(path: Path) -> Lease:
     """Take a lease. Raises Unavailable when the file is gone or is being given to a writer."""
     try:
-        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}") from error
     for attempt in range(50):  # an exclusive lock lasts microseconds: see leased
@@ -208,9 +260,5 @@ def sealed(folder: Path, epoch: int, version: int, root_digest: str) -> Iterator
     """Slots of a folder whose note says that they hold this version."""
     for slot in slots(folder):
         note = slot.note()
-        if note and note.state == "sealed" and _names(note) == (epoch, version, root_digest):
+        if note and note.state == "sealed" and note.names == (epoch, version, root_digest):
             yield slot
-
-
-def _names(note: Note) -> tuple[int, int, str]:
-    return note.epoch, note.version, note.root_digest

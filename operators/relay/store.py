@@ -13,14 +13,14 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from laminar.operators.relay.manifest import chunk_ok, chunk_range, from_json, label, n_chunks, to_json
-from laminar.operators.relay.slot import Lease, Note, Slot, allocate, lease, leased, replace_file, slots
+from laminar.operators.relay.slot import Lease, Mappings, Note, Slot, allocate, lease, leased, replace_file, slots
 from laminar.schemas.errors import ConfigError, Fenced, Unavailable, WeightsMismatch
 from laminar.schemas.records import HeldVersion, VersionManifest
 
@@ -68,9 +68,8 @@ class Fill:
         self.manifest = manifest
         self._store = store
         self._entry = entry
-        self._lease = lease(entry.slot.data, write=True)
-        self._map = self._lease.map(manifest.total_bytes, write=True)
-        self.data = memoryview(self._map)
+        self._lease = lease(entry.slot.data)
+        self.data = memoryview(store._mappings.get(entry.slot.data))[: manifest.total_bytes]
         """The slot's bytes, writable."""
 
     @property
@@ -85,7 +84,6 @@ class Fill:
     def close(self) -> None:
         """Seal the slot if every chunk is verified, free it otherwise."""
         self.data.release()
-        self._map.close()
         self._store._end(self._entry)
         self._lease.close()
 
@@ -98,6 +96,7 @@ class SlotStore:
         self._keep = keep
         self._changed = threading.Condition()
         self._hashing = ThreadPoolExecutor(hash_threads, thread_name_prefix="relay-hash")
+        self._mappings = Mappings()
         self._entries: list[_Entry] = []
         self._epoch = -1
         self._closed = False
@@ -112,8 +111,7 @@ class SlotStore:
         Raises Fenced (a newer trainer publishes), ConfigError (shared memory too small), Unavailable (all in use).
         """
         with self._changed:
-            if epoch < self._epoch:
-                raise Fenced(f"publish version {version}: epoch {epoch} is older than {self._epoch}, a newer trainer's")
+            self._check_epoch(epoch, f"version {version}")
             entry = self._take(total_bytes)
             entry.state, entry.nonce = "staged", uuid.uuid4().hex
             entry.slot.write_note(Note(state="staged", nonce=entry.nonce, epoch=epoch, version=version))
@@ -130,6 +128,7 @@ class SlotStore:
             entry = next((e for e in self._entries if e.slot.index == index and e.nonce == nonce), None)
             if entry and entry.state == "sealed" and entry.manifest and entry.order == _order(manifest):
                 return
+            self._check_epoch(manifest.epoch, label(manifest))
             if entry is None or entry.state != "staged":
                 raise Unavailable(f"{label(manifest)}: slot {index} is no longer reserved for it; stage it again")
             entry.state = "sealing"
@@ -149,8 +148,12 @@ class SlotStore:
             entry = self._take(manifest.total_bytes)
             entry.state, entry.manifest, entry.verified, entry.nonce = "filling", manifest, 0, uuid.uuid4().hex
             note = Note(state="staged", nonce=entry.nonce, epoch=manifest.epoch, version=manifest.version)
-            entry.slot.write_note(note)
-            return Fill(self, entry, manifest)
+            try:
+                entry.slot.write_note(note)
+                return Fill(self, entry, manifest)
+            except BaseException:
+                self._free(entry)
+                raise
 
     def _advance(self, entry: _Entry, have: int) -> None:
         with self._changed:
@@ -211,35 +214,37 @@ class SlotStore:
 
     # -- life
 
-    def adopt(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Take over what an earlier process left: sealed slots once verified, and slots that are being written.
+    def enlist(self, published: Collection[tuple[int, int, str]]) -> None:
+        """List the slots that an earlier process left: sealed ones wait for ``adopt``, those being written go on.
 
-        Slots are listed at once; verifying may be done in a thread.
+        ``published``: (epoch, version, root digest) of the run's manifests; a slot that is none of these is freed
+        (the run's folder was made anew, or its trainer died before it wrote the manifest).
         """
-        for entry in self.enlist():
+        with self._changed:
+            for slot in slots(self.folder):
+                note = slot.note()
+                entry = _Entry(slot)
+                self._entries.append(entry)
+                if note and note.state == "sealed" and note.names in published:
+                    entry.state, entry.nonce = "adopting", note.nonce
+                elif note and note.state == "staged" and leased(slot.data):
+                    entry.state, entry.nonce = "staged", note.nonce
+                else:
+                    slot.free()
+
+    def adopt(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Verify what ``enlist`` found sealed, newest first, and serve it. May run in a thread."""
+        with self._changed:
+            waiting = [e for e in self._entries if e.state == "adopting"]
+        for entry in sorted(waiting, key=lambda e: e.slot.data.stat().st_mtime, reverse=True):
             if stop():
                 return
             self._adopt(entry)
 
-    def enlist(self) -> list[_Entry]:
-        """List the folder's slots; the returned ones are sealed and wait for ``adopt``."""
+    def writing(self) -> bool:
+        """Whether a trainer is writing or sealing a version now."""
         with self._changed:
-            known = {e.slot.index for e in self._entries}
-            for slot in slots(self.folder):
-                if slot.index in known:
-                    continue
-                note = slot.note()
-                entry = _Entry(slot)
-                self._entries.append(entry)
-                if note and note.state == "sealed":
-                    entry.state, entry.nonce = "adopting", note.nonce
-                elif note and leased(slot.data):
-                    entry.state, entry.nonce = "staged", note.nonce
-                else:
-                    slot.free()
-                if note:
-                    self._epoch = max(self._epoch, note.epoch)
-            return [e for e in self._entries if e.state == "adopting"]
+            return any(e.state == "sealing" or (e.state == "staged" and leased(e.slot.data)) for e in self._entries)
 
     def _adopt(self, entry: _Entry) -> None:
         try:
@@ -257,7 +262,8 @@ class SlotStore:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._hashing.shutdown(wait=False, cancel_futures=True)
+        self._hashing.shutdown(wait=True, cancel_futures=True)
+        self._mappings.close()
 
     # -- inside
 
@@ -269,6 +275,10 @@ class SlotStore:
             if e.state in ("sealed", "filling") and e.manifest and e.manifest.root_digest == root_digest
         ]
         return max(found, key=lambda e: e.verified, default=None)
+
+    def _check_epoch(self, epoch: int, what: str) -> None:
+        if epoch < self._epoch:
+            raise Fenced(f"{what}: its trainer's epoch {epoch} is over, epoch {self._epoch} publishes here")
 
     def _take(self, size: int) -> _Entry:
         """A slot that nobody leases, large enough: a free one, a new one, or the oldest version's."""
@@ -292,6 +302,8 @@ class SlotStore:
             if not leased(entry.slot.data):
                 _log.warning("version %d is dropped early: %s", entry.order[1], full)
                 self._free(entry)
+                if leased(entry.slot.data):  # a reader came between; after the note is gone none can
+                    continue
                 try:
                     allocate(entry.slot.data, size)
                 except ConfigError:
@@ -335,7 +347,11 @@ class SlotStore:
             self._notify()
 
     def _verify(self, slot: Slot, manifest: VersionManifest) -> None:
-        with lease(slot.data) as held, held.map(manifest.total_bytes) as mapped, memoryview(mapped) as data:
+        with self._changed:
+            mapped = self._mappings.get(slot.data)
+        if len(mapped) < manifest.total_bytes:
+            raise WeightsMismatch(f"{label(manifest)}: slot {slot.index} has only {len(mapped)} bytes")
+        with memoryview(mapped) as data:
 
             def bad(index: int) -> bool:
                 start, stop = chunk_range(manifest, index)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from laminar.operators.operator import Context
 from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import VersionManifest
+from laminar.streams.deadline import Deadline
 from laminar.streams.log import TopicPartition
 
 __all__ = ["VersionFollower"]
 
 _log = logging.getLogger(__name__)
 
-_TOPIC = "weights.versions"
+_PARTITION = TopicPartition("weights.versions", 0)
 _MAX_RECORDS = 100
+_REMEMBERED = 256
 
 
 class VersionFollower:
@@ -25,34 +28,52 @@ class VersionFollower:
         self._reader = context.log.reader()
         self._assigned = False
         self._epoch = -1
+        self.published: deque[tuple[int, int, str]] = deque(maxlen=_REMEMBERED)
+        """Epoch, version and root digest of the last manifests, prepared or committed."""
         self.newest: VersionManifest | None = None
         """The newest committed manifest of the newest epoch; while that has none yet, of the epoch before."""
 
     def poll(self) -> bool:
         """Read what there is; True when ``newest`` changed."""
-        if not self._assigned:
-            partition = TopicPartition(_TOPIC, 0)
-            self._reader.assign({partition: self._reader.bounds(partition).start})
-            self._assigned = True
+        self._assign()
         before = self.newest
-        while records := self._reader.poll(_MAX_RECORDS, 0.0):
-            for record in records:
-                if record.value is None:
-                    continue
-                try:
-                    manifest = self._codec.decode(record.value)
-                except DecodeError as error:
-                    _log.warning("%s is skipped: %s", record.where, error)
-                    continue
-                if isinstance(manifest, VersionManifest):
-                    self._fold(manifest)
+        while self._read(0.0):
+            pass
         return self.newest is not before
+
+    def catch_up(self, deadline: Deadline) -> None:
+        """Read up to the end as of now. Raises DeadlineExceeded."""
+        self._assign()
+        end = self._reader.bounds(_PARTITION).end
+        while self._reader.position()[_PARTITION] < end:
+            deadline.check()
+            self._read(min(0.2, deadline.remaining()))
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
 
+    def _assign(self) -> None:
+        if not self._assigned:
+            self._reader.assign({_PARTITION: self._reader.bounds(_PARTITION).start})
+            self._assigned = True
+
+    def _read(self, timeout_s: float) -> bool:
+        records = self._reader.poll(_MAX_RECORDS, timeout_s)
+        for record in records:
+            if record.value is None:
+                continue
+            try:
+                manifest = self._codec.decode(record.value)
+            except DecodeError as error:
+                _log.warning("%s is skipped: %s", record.where, error)
+                continue
+            if isinstance(manifest, VersionManifest):
+                self._fold(manifest)
+        return bool(records)
+
     def _fold(self, manifest: VersionManifest) -> None:
+        self.published.append((manifest.epoch, manifest.version, manifest.root_digest))
         if manifest.epoch < self._epoch:
             return
         self._epoch = manifest.epoch

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from pathlib import Path
 
 from laminar.operators.relay.manifest import ALIGNMENT, chunk_digest
-from laminar.operators.relay.slot import Lease, allocate
+from laminar.operators.relay.slot import Mappings, allocate
 from laminar.operators.weights import NamedTensor
 from laminar.schemas.errors import WeightsMismatch
 from laminar.schemas.records import TensorEntry
@@ -22,18 +22,15 @@ __all__ = ["SlotWriter"]
 
 
 class SlotWriter:
-    """Writes one version into one slot."""
+    """Writes one version into one slot, which the caller has leased."""
 
-    def __init__(
-        self, path: Path, held: Lease, capacity: int, chunk_bytes: int, pool: Executor, deadline: Deadline
-    ) -> None:
+    def __init__(self, path: Path, mappings: Mappings, *, chunk_bytes: int, pool: Executor, deadline: Deadline) -> None:
         self._path = path
-        self._lease = held
-        self._capacity = capacity
+        self._mappings = mappings
         self._chunk = chunk_bytes
         self._pool = pool
         self._deadline = deadline
-        self._map: mmap.mmap = held.map(capacity, write=True)
+        self._map: mmap.mmap = mappings.get(path)
         self._digests: list[Future[bytes]] = []
         self._end = 0
         self.tensors: list[TensorEntry] = []
@@ -70,11 +67,8 @@ class SlotWriter:
         return b"".join(digests)
 
     def close(self) -> None:
-        """Unmap the slot; the lease stays with its owner."""
-        for future in self._digests:
-            if not future.cancel():
-                future.result()
-        self._map.close()
+        """Wait until nothing reads the slot any more."""
+        wait(self._digests)
 
     def _write(self, data: bytes | memoryview) -> None:
         done = 0
@@ -91,15 +85,10 @@ class SlotWriter:
         self._digests.append(self._pool.submit(_digest_of(self._map, start, stop)))
 
     def _ensure(self, size: int) -> None:
-        if size <= self._capacity:
-            return
-        for future in self._digests:
-            future.result()
-        capacity = max(size, self._capacity + self._capacity // 4)
-        allocate(self._path, capacity)
-        self._map.close()
-        self._map = self._lease.map(capacity, write=True)
-        self._capacity = capacity
+        if size > len(self._map):
+            wait(self._digests)
+            allocate(self._path, max(size, len(self._map) + len(self._map) // 4))
+            self._map = self._mappings.get(self._path)
 
 
 def _digest_of(mapped: mmap.mmap, start: int, stop: int) -> Callable[[], bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -171,7 +172,6 @@ class RelayRun:
 @contextmanager
 def relay_run(tmp: Path, log: Log | None = None) -> Iterator[RelayRun]:
     """A run whose slots lie in a folder of their own in shared memory."""
-    import tempfile
 
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="relay-test-") as shm:
         run = RelayRun(tmp, Path(shm), log)
