@@ -34,8 +34,8 @@ __all__ = [
     "Membership",
     "OutRecord",
     "Producer",
-    "RebalanceCallback",
     "Reader",
+    "RebalanceCallback",
     "TopicInfo",
     "TopicPartition",
     "TopicSpec",
@@ -216,7 +216,7 @@ class Reader(Protocol):
         """Readable range as of now. Raises UnknownTopic."""
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
-        """First offset whose timestamp is at least this; Bounds.end if there is none."""
+        """First offset whose timestamp is at least this (in a gap: that of its transaction's end); or Bounds.end."""
 
     def close(self) -> None:
         """Release the connection."""
