@@ -33,7 +33,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def kafka_handles(broker: Broker) -> Handles:
-    return Handles(open=lambda: KafkaLog(broker.bootstrap, compression="none"), vanish=vanish)
+    return Handles(
+        open=lambda: KafkaLog(broker.bootstrap, compression="none"), vanish=vanish, replaces_instances=False
+    )
 
 
 def vanish(consumer: Any) -> None:

@@ -32,6 +32,8 @@ class Handles:
     """Run retention and compaction as of this time (Unix epoch seconds), where the adapter does not by itself."""
     vanish: Callable[[Any], None] = _nothing
     """Make this consumer die without a word. Nothing to do where not polling means that."""
+    replaces_instances: bool = True
+    """Whether a new member of an instance takes the place of the old one, also while that one is alive."""
 
 
 @pytest.fixture

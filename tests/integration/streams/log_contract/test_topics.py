@@ -68,21 +68,22 @@ def test_retention_by_time_removes_the_old_and_keeps_the_young(log: Log, unique:
     handles.maintain(log, now)
     until_true(lambda: reader.bounds(where).start > 0, "retention")
     assert read_values(log, name) == [b"young"] * 3
-    assert reader.bounds(where).start == read_records(log, name)[0].offset
+    assert 10 <= reader.bounds(where).start <= read_records(log, name)[0].offset
 
 
 def test_retention_by_size_keeps_the_newest(log: Log, unique: Unique, handles: Any) -> None:
     name = unique("t")
-    log.create_topics([TopicSpec(name=name, partitions=1, retention_bytes=300_000)])
+    log.create_topics([TopicSpec(name=name, partitions=1, retention_bytes=300_000, max_record_bytes=200_000)])
     producer, where = log.producer(unique("p")), TopicPartition(name, 0)
-    for i in range(10):
-        produce(producer, name, [b"%d" % i * 100_000])
+    written = [b"%02d" % i * 50_000 for i in range(40)]
+    for value in written:
+        produce(producer, name, [value])
     handles.maintain(log, time.time())
     reader = log.reader()
     until_true(lambda: reader.bounds(where).start > 0, "retention")
     values = read_values(log, name)
-    assert values == [b"%d" % i * 100_000 for i in range(10)][-len(values) :]
-    assert 3 <= len(values) < 10
+    assert values == written[-len(values) :]
+    assert 3 <= len(values) < 40
 
 
 def test_compaction_keeps_the_newest_of_each_key_and_removes_deleted_keys(
