@@ -232,14 +232,19 @@ class Supervisor:
         return [child for child in self._children if child.state == "running"]
 
     def _take_down(self, signals: _Signals, *, ended: bool) -> None:
-        """Let everything drain within one deadline. Ended: they leave by themselves, having read the same record."""
+        """Let everything drain within one deadline.
+
+        Ended: they leave by themselves, having read the same record; after half the time they are asked to.
+        """
         heard = signals.count
         deadline = Deadline.after(self._settings.drain_timeout_s, "drain of all processes")
-        if not ended:
-            for child in self._children:
-                child.terminate()
+        asked = False
         while left := self._alive():
             self._look()
+            if not asked and (not ended or deadline.remaining() < self._settings.drain_timeout_s / 2):
+                asked = True
+                for child in left:
+                    child.terminate()
             if signals.count >= _SIGNALS_TO_KILL or deadline.passed:
                 why = f"{signals.count} signals" if signals.count >= _SIGNALS_TO_KILL else str(deadline.exceeded())
                 logger.warning("killing %s: %s", ", ".join(child.instance for child in left), why)

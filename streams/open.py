@@ -46,6 +46,17 @@ class KafkaLogConfig(_LogSettings):
     """``host:port`` of some brokers, separated by commas."""
     group_protocol: Literal["consumer", "classic"] = "consumer"
     """``consumer`` is KIP-848 (brokers from 4.0); ``classic`` serves older ones."""
+    request_timeout_s: float = Field(default=15.0, gt=0)
+    """How long any one call may wait for a broker."""
+    transaction_timeout_s: float = Field(default=30.0, gt=0)
+    """After this the broker aborts an open transaction whose owner is gone."""
+    session_timeout_s: float = Field(default=6.0, gt=0)
+    """Silence after which a group member counts as dead; ``classic`` only, otherwise it is the broker's setting."""
+    outage_s: float = Field(default=120.0, gt=0)
+    """A process ends, for its supervisor, when no broker has answered for so long."""
+    compression: Literal["zstd", "lz4", "snappy", "gzip", "none"] = "zstd"
+    replication_factor: int = Field(default=-1, ge=-1)
+    """Of created topics; -1 = the broker's default."""
     client: dict[str, str | int | float | bool] = {}
     """Settings of librdkafka as they are, for example ``sasl.username``."""
 
@@ -79,7 +90,8 @@ def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, *, run_
     if isinstance(config, KafkaLogConfig):
         from laminar.streams.kafka import KafkaLog
 
-        return KafkaLog(config.bootstrap, group_protocol=config.group_protocol, client=config.client)
+        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap"})
+        return KafkaLog(config.bootstrap, **settings)
     from laminar.streams.memory import MemoryLog
 
     return MemoryLog()
