@@ -92,7 +92,7 @@ class Admission:
             chosen.append(offer)
             if in_flight >= self._max_in_flight:
                 break
-        return chosen
+        return chosen if self._intake.holds(chosen) else []
 
     def _commit(self, out: list[OutRecord], offsets: dict[TopicPartition, int], n_offers: int) -> bool:
         try:

@@ -38,6 +38,7 @@ class Intake:
         self._offers: deque[Offer] = deque()
         self._paused: frozenset[TopicPartition] = frozenset()
         self._polled = False
+        self._losses = 0
         self._consumer = log.consumer(group, [_TOPIC], instance=instance, on_assign=self._lost, on_revoke=self._lost)
 
     def offers(self, fetch: int) -> Iterator[Offer]:
@@ -47,10 +48,16 @@ class Intake:
         """
         seen = 0
         while True:
-            if seen == len(self._offers) and not self._fetch(fetch):
-                return
+            if seen == len(self._offers):
+                losses = self._losses
+                if not self._fetch(fetch) or losses != self._losses:
+                    return
             yield self._offers[seen]
             seen += 1
+
+    def holds(self, offers: list[Offer]) -> bool:
+        """Whether these are still what is next: a rebalance inside a poll may have taken some of them away."""
+        return all(a is b for a, b in zip(offers, self._offers, strict=False)) and len(offers) <= len(self._offers)
 
     def keep_alive(self) -> None:
         """A sign of life that fetches nothing, unless there was another one since the last call."""
@@ -109,5 +116,6 @@ class Intake:
 
     def _lost(self, partitions: frozenset[TopicPartition]) -> None:
         """Assigned or revoked: either way what is held of these partitions is void."""
+        self._losses += 1
         self._offers = deque(offer for offer in self._offers if offer.source.source not in partitions)
         self._paused -= partitions

@@ -22,6 +22,20 @@ def build_engine(config: TorchEngineConfig | ScriptedEngineConfig, context: Cont
             tokens_per_s=config.tokens_per_s,
             clock=context.clock,
         )
+    import torch
+
     from laminar.operators.rollout.engines.torch import TorchEngine
 
-    return TorchEngine(config, context.run.model)
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    model = context.run.model
+    return TorchEngine(
+        model.path,
+        dtype=model.dtype,
+        device=automatic if config.device == "auto" else config.device,
+        max_running=config.max_running,
+        kv_total=config.kv_total,
+        max_model_len=config.max_model_len,
+        threads=config.threads,
+        trust_remote_code=model.trust_remote_code,
+        steps_per_poll=config.steps_per_poll,
+    )
