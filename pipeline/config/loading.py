@@ -200,7 +200,9 @@ def _message(item: Any, data: dict[str, Any], path: KeyPath) -> str:
     if kind == "literal_error" and isinstance(given, str):
         return f"{text}, not {given!r} ({did_you_mean(given, _choices(data, path))})"
     if kind == "string_pattern_mismatch":
-        return f"{given!r} is not a valid name (letters, digits, '_'; operators lowercase, starting with a letter)"
+        if path == ("name",) or (path[:1] == ("operators",) and len(path) == 2):
+            return f"{given!r} is not a valid name (letters, digits, '_'; operators lowercase, starting with a letter)"
+        return f"{given!r} is not valid (it must match {item['ctx']['pattern']})"
     return f"{text}, not {given!r}"
 
 
