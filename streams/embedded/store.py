@@ -13,19 +13,9 @@ from typing import NamedTuple, Protocol
 
 from laminar.streams.deadline import Deadline
 from laminar.streams.embedded.group import Group
-from laminar.streams.log import Bounds, LogRecord, Membership, TopicPartition, TopicSpec
+from laminar.streams.log import Bounds, LogRecord, Membership, OutRecord, TopicPartition, TopicSpec
 
-__all__ = ["Commit", "Fetched", "GroupToken", "Pending", "Store"]
-
-
-class Pending(NamedTuple):
-    """A record of an open transaction; its partition is chosen, its offset not yet."""
-
-    partition: TopicPartition
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
+__all__ = ["Commit", "Fetched", "GroupToken", "Store"]
 
 
 class GroupToken(NamedTuple):
@@ -48,7 +38,8 @@ class Commit:
 
     transactional_id: str
     epoch: int
-    records: Sequence[Pending]
+    records: Mapping[TopicPartition, Sequence[OutRecord]]
+    """By partition, in order; a record without a time gets the time of the commit."""
     offsets: Sequence[tuple[Membership, Mapping[TopicPartition, int]]]
 
 
@@ -90,9 +81,6 @@ class Store(Protocol):
 
     def open_producer(self, transactional_id: str) -> int:
         """Fence all older producers of the id; return the new epoch."""
-
-    def check_producer(self, transactional_id: str, epoch: int) -> None:
-        """Raise Fenced if there is a newer one."""
 
     def commit(self, commit: Commit, deadline: Deadline) -> None:
         """All or nothing. Raises Fenced, Evicted, UnknownTopic, Unavailable, DeadlineExceeded: nothing happened."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from laminar.streams.embedded.assignment import Assignor
 from laminar.streams.embedded.group import Group
 from laminar.streams.embedded.retention import Entry, expired, superseded
-from laminar.streams.embedded.store import Pending
-from laminar.streams.log import LogRecord, TopicPartition, TopicSpec
+from laminar.streams.log import LogRecord, OutRecord, TopicPartition, TopicSpec
 
 __all__ = ["Hanging", "MemoryBroker", "MemoryPartition"]
 
@@ -71,21 +70,24 @@ class MemoryBroker:
         """The group, made when it is new."""
         return self.groups.setdefault(name, Group(name, self._assignor))
 
-    def append(self, records: Sequence[Pending]) -> None:
+    def append(self, records: Mapping[TopicPartition, Sequence[OutRecord]]) -> None:
         """Give offsets and make visible."""
-        for pending in records:
-            partition = self.partitions[pending.partition]
-            record = LogRecord(
-                topic=pending.partition.topic,
-                partition=pending.partition.partition,
-                offset=partition.end,
-                timestamp_ms=pending.timestamp_ms,
-                key=pending.key,
-                value=pending.value,
-                headers=pending.headers,
-            )
-            partition.records.append(record)
-            partition.end += 1
+        now_ms = int(self.clock() * 1000)
+        for where, bucket in records.items():
+            partition = self.partitions[where]
+            for record in bucket:
+                partition.records.append(
+                    LogRecord(
+                        topic=where.topic,
+                        partition=where.partition,
+                        offset=partition.end,
+                        timestamp_ms=now_ms if record.timestamp_ms is None else record.timestamp_ms,
+                        key=record.key,
+                        value=record.value,
+                        headers=record.headers,
+                    )
+                )
+                partition.end += 1
 
     def stable_end(self, partition: TopicPartition) -> int:
         """The offset after the last readable record: hanging transactions hold it back until they time out."""

@@ -112,18 +112,12 @@ class MemoryStore:
                 self._broker.touch()
             return epoch
 
-    def check_producer(self, transactional_id: str, epoch: int) -> None:
-        """Raise Fenced if there is a newer one."""
-        newest = self._broker.epochs.get(transactional_id)
-        if newest != epoch:
-            raise Fenced(f"producer {transactional_id}: epoch {epoch} was replaced by {newest}; this process must stop")
-
     def commit(self, commit: Commit, deadline: Deadline) -> None:  # noqa: ARG002 - nothing here waits
         """All or nothing."""
         name = commit.transactional_id
         with self._broker.changed:
             self._faults.at("before_commit", name)
-            self.check_producer(name, commit.epoch)
+            self._check_producer(name, commit.epoch)
             for membership, offsets in commit.offsets:
                 token = membership.token or GroupToken("", -1)
                 self._broker.group(membership.group).check(
@@ -132,8 +126,8 @@ class MemoryStore:
                 for partition in offsets:
                     self._partition(partition)
             first: dict[TopicPartition, int] = {}
-            for pending in commit.records:
-                first.setdefault(pending.partition, self._partition(pending.partition).end)
+            for partition in commit.records:
+                first[partition] = self._partition(partition).end
             try:
                 self._faults.at("inside_commit", name)
             except LaminarError:
@@ -184,6 +178,11 @@ class MemoryStore:
 
     def close(self) -> None:
         """The broker outlives its handles."""
+
+    def _check_producer(self, transactional_id: str, epoch: int) -> None:
+        newest = self._broker.epochs.get(transactional_id)
+        if newest != epoch:
+            raise Fenced(f"producer {transactional_id}: epoch {epoch} was replaced by {newest}; this process must stop")
 
     def _partition(self, partition: TopicPartition) -> MemoryPartition:
         held = self._broker.partitions.get(partition)

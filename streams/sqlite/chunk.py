@@ -1,11 +1,11 @@
 """How records lie in a chunk: the records that one transaction wrote to one partition, up to some size.
 
-Each record is a head (offset - first offset of the chunk, timestamp, lengths; -1 = null) followed by key, value and
-headers. Offsets inside a chunk grow and may have gaps where compaction removed records.
+Each record is a head followed by key, value and headers. Offsets inside a chunk grow and may have gaps where
+compaction removed records.
 
->>> data = b"".join(pack([(7, 1000, b"k", None, ())], first=7))
->>> [(r.offset, r.key, r.value) for r in unpack(data, TopicPartition("t", 0), first=7, start=0, limit=10)]
-[(7, b'k', None)]
+>>> record = LogRecord(topic="t", partition=0, offset=7, timestamp_ms=1000, key=b"k", value=None)
+>>> unpack(pack([record], first=5), TopicPartition("t", 0), first=5, start=0, limit=10) == [record]
+True
 """
 
 from __future__ import annotations
@@ -15,38 +15,21 @@ from collections.abc import Iterable
 
 from laminar.streams.log import LogRecord, TopicPartition
 
-__all__ = ["HEAD_BYTES", "Packed", "pack", "unpack"]
+__all__ = ["Head", "pack", "pack_headers", "unpack"]
 
-_HEAD = struct.Struct("<Iqiii")
+Head = struct.Struct("<Iqiii")
+"""Offset - first offset of the chunk, timestamp_ms, bytes of key and value (-1 = null), bytes of headers."""
 _PAIR = struct.Struct("<II")
-HEAD_BYTES = _HEAD.size
-
-Packed = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
-"""offset, timestamp_ms, key, value, headers"""
 
 
-def pack(records: Iterable[Packed], first: int) -> list[bytes]:
-    """The parts of a chunk, to be joined or written one after the other."""
+def pack(records: Iterable[LogRecord], first: int) -> bytes:
+    """A chunk of these records; ``first``: the first offset that the chunk ever held."""
     parts: list[bytes] = []
-    head = _HEAD.pack
-    for offset, timestamp_ms, key, value, headers in records:
-        extra = b"".join(_header(name, content) for name, content in headers) if headers else b""
-        parts.append(
-            head(
-                offset - first,
-                timestamp_ms,
-                -1 if key is None else len(key),
-                -1 if value is None else len(value),
-                len(extra),
-            )
-        )
-        if key:
-            parts.append(key)
-        if value:
-            parts.append(value)
-        if extra:
-            parts.append(extra)
-    return parts
+    for r in records:
+        extra = pack_headers(r.headers)
+        lengths = (-1 if r.key is None else len(r.key), -1 if r.value is None else len(r.value), len(extra))
+        parts += (Head.pack(r.offset - first, r.timestamp_ms, *lengths), r.key or b"", r.value or b"", extra)
+    return b"".join(parts)
 
 
 def unpack(data: bytes, partition: TopicPartition, *, first: int, start: int, limit: int) -> list[LogRecord]:
@@ -54,10 +37,10 @@ def unpack(data: bytes, partition: TopicPartition, *, first: int, start: int, li
     found: list[LogRecord] = []
     at, size = 0, len(data)
     topic, number = partition
-    head = _HEAD.unpack_from
+    head = Head.unpack_from
     while at < size and len(found) < limit:
         delta, timestamp_ms, key_bytes, value_bytes, extra_bytes = head(data, at)
-        key_at = at + HEAD_BYTES
+        key_at = at + Head.size
         value_at = key_at + max(key_bytes, 0)
         extra_at = value_at + max(value_bytes, 0)
         at = extra_at + extra_bytes
@@ -77,9 +60,13 @@ def unpack(data: bytes, partition: TopicPartition, *, first: int, start: int, li
     return found
 
 
-def _header(name: str, content: bytes) -> bytes:
-    encoded = name.encode()
-    return _PAIR.pack(len(encoded), len(content)) + encoded + content
+def pack_headers(headers: Iterable[tuple[str, bytes]]) -> bytes:
+    """Name and content of each, with their lengths."""
+    parts: list[bytes] = []
+    for name, content in headers:
+        encoded = name.encode()
+        parts += (_PAIR.pack(len(encoded), len(content)), encoded, content)
+    return b"".join(parts)
 
 
 def _headers(data: bytes, at: int, end: int) -> tuple[tuple[str, bytes], ...]:

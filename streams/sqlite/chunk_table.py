@@ -78,8 +78,8 @@ class ChunkTable:
             self._writer.rewind(mark)
             raise
 
-    def insert(self, catalog: Catalog, prepared: Sequence[Draft]) -> None:
-        """Give offsets and write rows. Raises UnknownTopic."""
+    def insert(self, catalog: Catalog, prepared: Sequence[Draft]) -> dict[TopicPartition, int]:
+        """Give offsets and write rows; returns the new ends. Raises UnknownTopic."""
         ends: dict[TopicPartition, tuple[int, int]] = {}
         rows = []
         for draft in prepared:
@@ -100,6 +100,7 @@ class ChunkTable:
         self._database.execute_many(_INSERT, rows)
         updates = [(end, number) for number, end in ends.values()]
         self._database.execute_many("UPDATE partitions SET end = ? WHERE id = ?", updates)
+        return {partition: end for partition, (_, end) in ends.items()}
 
     def read(
         self, partition: TopicPartition, number: int, offset: int, end: int, max_records: int = LAST
@@ -142,8 +143,7 @@ class ChunkTable:
         if not records:
             self._database.execute("DELETE FROM chunks WHERE id = ?", (row.id,))
             return
-        packed = pack(((r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in records), row.first)
-        data = b"".join(packed)
+        data = pack(records, row.first)
         self._database.execute(
             "UPDATE chunks SET records = ?, newest_ms = ?, size = ?, data = ?, segment = NULL, position = NULL,"
             " digest = NULL WHERE id = ?",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from laminar.schemas.errors import Fatal, TopicMismatch, Unavailable
+from laminar.schemas.errors import Fatal, LaminarError, TopicMismatch, Unavailable
 from laminar.streams.deadline import Deadline
 
 __all__ = ["Database", "Durability"]
@@ -51,30 +51,36 @@ class Database:
         """Committed write transactions of this connection; ``PRAGMA data_version`` counts only those of others."""
         self._file = file
         self._timeout_s = timeout_s
-        with self._translated("open"):
+        try:
             self._db = sqlite3.connect(
                 file, isolation_level=None, check_same_thread=False, timeout=_BUSY_S, cached_statements=256
             )
+        except sqlite3.Error as error:
+            raise self._ours(error, "open") from error
         try:
-            with self._translated("open"):
-                self._set_up(owner)
+            self._set_up(owner)
         except BaseException:
             self._db.close()
             raise
 
     def version(self) -> tuple[int, int]:
         """Changes with every commit of anybody."""
-        with self.lock, self._translated("data_version"):
-            return self._db.execute("PRAGMA data_version").fetchone()[0], self.writes
+        with self.lock:
+            try:
+                return self._db.execute("PRAGMA data_version").fetchone()[0], self.writes
+            except sqlite3.Error as error:
+                raise self._ours(error, "read") from error
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of a query."""
         with self.lock:
-            deadline = Deadline.after(self._timeout_s, f"read {self._file}")
+            deadline: Deadline | None = None
             while True:
-                with self._translated("read", busy_is_fine=True):
+                try:
                     return self._db.execute(sql, values).fetchall()
-                self._busy(deadline)
+                except sqlite3.Error as error:
+                    deadline = deadline or Deadline.after(self._timeout_s, f"read {self._file}")
+                    self._wait_if_busy(error, "read", deadline)
 
     def row(self, sql: str, values: Sequence[Any] = ()) -> Any:
         """The first row, or None."""
@@ -84,10 +90,12 @@ class Database:
     @contextmanager
     def stream(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Iterator[Any]]:
         """Rows one by one; the statement is over when the block is."""
-        with self.lock, self._translated("read"):
-            cursor = self._db.execute(sql, values)
+        with self.lock:
+            cursor = self._db.cursor()
             try:
-                yield cursor
+                yield cursor.execute(sql, values)
+            except sqlite3.Error as error:
+                raise self._ours(error, "read") from error
             finally:
                 cursor.close()
 
@@ -95,27 +103,22 @@ class Database:
     def snapshot(self) -> Iterator[None]:
         """All reads inside see one state."""
         with self.lock:
-            with self._translated("read"):
-                self._db.execute("BEGIN")
+            self._end_interrupted()
+            self.rows("BEGIN")
             try:
                 yield
             finally:
-                with self._translated("read"):
-                    self._db.execute("COMMIT")
+                self._db.rollback()
 
     @contextmanager
     def write(self, deadline: Deadline | None = None) -> Iterator[None]:
         """A write transaction, alone among all processes. Raises DeadlineExceeded, Unavailable: nothing happened."""
         with self.lock:
+            self._end_interrupted()
             self._begin(deadline or Deadline.after(self._timeout_s, f"write {self._file}"))
             try:
                 yield
-            except BaseException:
-                self._db.rollback()
-                raise
-            try:
-                with self._translated("commit"):
-                    self._db.execute("COMMIT")
+                self.execute("COMMIT")
             except BaseException:
                 self._db.rollback()
                 raise
@@ -123,13 +126,17 @@ class Database:
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> None:
         """One statement, inside ``write``."""
-        with self._translated("write"):
+        try:
             self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise self._ours(error, "write") from error
 
     def execute_many(self, sql: str, values: Sequence[Sequence[Any]]) -> None:
         """One statement for each row of values, inside ``write``."""
-        with self._translated("write"):
+        try:
             self._db.executemany(sql, values)
+        except sqlite3.Error as error:
+            raise self._ours(error, "write") from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -137,52 +144,49 @@ class Database:
             self._db.close()
 
     def _begin(self, deadline: Deadline) -> None:
-        if self._db.in_transaction:  # a signal handler's exception came between begin and try
-            self._db.rollback()
         while True:
-            with self._translated("begin", busy_is_fine=True):
+            try:
                 self._db.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                self._wait_if_busy(error, "write", deadline)
+            else:
                 return
-            self._busy(deadline)
 
-    def _busy(self, deadline: Deadline) -> None:
-        deadline.check(f"{self._file} is locked by another process")
+    def _end_interrupted(self) -> None:
+        """A signal handler's exception may have come between a begin and its try."""
+        if self._db.in_transaction:
+            self._db.rollback()
+
+    def _wait_if_busy(self, error: sqlite3.Error, what: str, deadline: Deadline) -> None:
+        """Wait a little when another process is in the way; raise ours for everything else."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise self._ours(error, what) from error
+        if deadline.passed:
+            raise deadline.exceeded(f"{self._file} is locked by another process") from error
         time.sleep(random.uniform(0.001, 0.005))
 
-    @contextmanager
-    def _translated(self, what: str, *, busy_is_fine: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if busy_is_fine and code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                return
-            raise Unavailable(f"{what} {self._file}: {error}") from error
-        except sqlite3.Error as error:
-            raise Fatal(f"{what} {self._file}: {error}") from error
+    def _ours(self, error: sqlite3.Error, what: str) -> LaminarError:
+        kind = Unavailable if isinstance(error, sqlite3.OperationalError) else Fatal
+        return kind(f"{what} {self._file}: {error}")
 
     def _set_up(self, owner: str | None) -> None:
-        deadline = Deadline.after(self._timeout_s, f"open {self._file}")
-        if self._db.execute("PRAGMA page_count").fetchone()[0] == 0:
-            self._db.execute("PRAGMA page_size = 8192")
-        while True:
-            with self._translated("open", busy_is_fine=True):
-                self._db.execute("PRAGMA journal_mode = WAL")
-                break
-            self._busy(deadline)
-        self._db.execute(f"PRAGMA synchronous = {self.durability.upper()}")
-        self._db.execute("PRAGMA journal_size_limit = 67108864")
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'producers'").fetchone() is None:
-            with self.write(deadline):
+        if self.row("PRAGMA page_count")[0] == 0:
+            self.rows("PRAGMA page_size = 8192")
+        for pragma in ("journal_mode = WAL", f"synchronous = {self.durability}", "journal_size_limit = 67108864"):
+            self.rows(f"PRAGMA {pragma}")
+        if self.row("SELECT 1 FROM sqlite_master WHERE name = 'producers'") is None:
+            with self.write():
                 for statement in _TABLES.split(";"):
-                    self._db.execute(statement)
-                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?), ('catalog', '0')", (_FORMAT,))
-        known = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+                    self.execute(statement)
+                self.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?), ('catalog', '0')", (_FORMAT,))
+        known = dict(self.rows("SELECT key, value FROM meta"))
         if known["format"] != _FORMAT:
             raise TopicMismatch(f"{self._file}: written in format {known['format']}, this version reads {_FORMAT}")
-        if owner is not None and "owner" not in known:
-            with self.write(deadline):
-                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
-            known["owner"] = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()[0]
-        if owner is not None and known["owner"] != owner:
-            raise TopicMismatch(f"{self._file}: this log belongs to run {known['owner']!r}, not to {owner!r}")
+        if owner is None:
+            return
+        if "owner" not in known:
+            with self.write():
+                self.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
+        belongs = self.row("SELECT value FROM meta WHERE key = 'owner'")[0]
+        if belongs != owner:
+            raise TopicMismatch(f"{self._file}: this log belongs to run {belongs!r}, not to {owner!r}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from laminar.streams.embedded.store import Pending
-from laminar.streams.log import TopicPartition
-from laminar.streams.sqlite.chunk import pack
+from laminar.streams.log import OutRecord, TopicPartition
+from laminar.streams.sqlite.chunk import Head, pack_headers
 from laminar.streams.sqlite.segment import Place
 
 __all__ = ["LARGE_BYTES", "Draft", "drafts"]
@@ -33,34 +32,38 @@ class Draft:
         return self.size > LARGE_BYTES
 
 
-def drafts(records: Sequence[Pending]) -> list[Draft]:
-    """Chunks in order per partition."""
-    by_partition: dict[TopicPartition, list[Pending]] = {}
-    for record in records:
-        known = by_partition.get(record.partition)
-        if known is None:
-            by_partition[record.partition] = [record]
-        else:
-            known.append(record)
-    return [draft for partition, group in by_partition.items() for draft in _chunks(partition, group)]
-
-
-def _chunks(partition: TopicPartition, records: Sequence[Pending]) -> list[Draft]:
+def drafts(records: Mapping[TopicPartition, Sequence[OutRecord]], now_ms: int) -> list[Draft]:
+    """Chunks in order per partition. ``now_ms``: the time of records without one."""
     found: list[Draft] = []
-    batch: list[Pending] = []
-    size = 0
-    for record in records:
-        bytes_ = len(record.key or b"") + len(record.value or b"")
-        if batch and size + bytes_ > LARGE_BYTES // 16 * 15:
-            found.append(_draft(partition, batch))
-            batch, size = [], 0
-        batch.append(record)
-        size += bytes_ + 40
-    found.append(_draft(partition, batch))
+    for partition, bucket in records.items():
+        _pack(found, partition, bucket, now_ms)
     return found
 
 
-def _draft(partition: TopicPartition, batch: Sequence[Pending]) -> Draft:
-    parts = pack(((at, r.timestamp_ms, r.key, r.value, r.headers) for at, r in enumerate(batch)), 0)
-    newest = max(r.timestamp_ms for r in batch)
-    return Draft(partition, len(batch), newest, sum(map(len, parts)), parts)
+def _pack(found: list[Draft], partition: TopicPartition, bucket: Sequence[OutRecord], now_ms: int) -> None:
+    parts: list[bytes] = []
+    count, size, newest = 0, 0, 0
+    head, head_bytes = Head.pack, Head.size
+    for record in bucket:
+        key, value, at = record.key, record.value, record.timestamp_ms
+        if at is None:
+            at = now_ms
+        extra = pack_headers(record.headers) if record.headers else b""
+        key_bytes = -1 if key is None else len(key)
+        value_bytes = -1 if value is None else len(value)
+        bytes_ = head_bytes + max(key_bytes, 0) + max(value_bytes, 0) + len(extra)
+        if count and size + bytes_ > LARGE_BYTES:
+            found.append(Draft(partition, count, newest, size, parts))
+            parts = []
+            count, size, newest = 0, 0, 0
+        parts.append(head(count, at, key_bytes, value_bytes, len(extra)))
+        if key:
+            parts.append(key)
+        if value:
+            parts.append(value)
+        if extra:
+            parts.append(extra)
+        count += 1
+        size += bytes_
+        newest = max(newest, at)
+    found.append(Draft(partition, count, newest, size, parts))

@@ -25,19 +25,19 @@ def maintain(database: Database, catalog: Catalog, chunks: ChunkTable, now: floa
     """All topics, as if the time were ``now`` (Unix epoch seconds)."""
     catalog.refresh()
     now_ms = int(now * 1000)
-    for partition in list(catalog.partitions):
+    for partition in list(catalog.numbers):
         spec = catalog.specs[partition.topic]
         with database.lock:
             if "delete" in spec.cleanup and (spec.retention_ms >= 0 or spec.retention_bytes >= 0):
                 with database.write():
                     catalog.refresh()
-                    if (known := catalog.partitions.get(partition)) is not None:
-                        _retain(database, chunks, known, spec, now_ms)
+                    if partition in catalog.numbers:
+                        _retain(database, chunks, catalog.row(partition), spec, now_ms)
             if "compact" in spec.cleanup:
                 with database.write():
                     catalog.refresh()
-                    if (known := catalog.partitions.get(partition)) is not None:
-                        _compact(chunks, partition, known, spec, now_ms)
+                    if partition in catalog.numbers:
+                        _compact(chunks, partition, catalog.row(partition), spec, now_ms)
     chunks.collect()
 
 

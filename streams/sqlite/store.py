@@ -153,20 +153,18 @@ class SqliteStore:
             epoch: int = self._database.row("SELECT epoch FROM producers WHERE id = ?", (transactional_id,))[0]
         return epoch
 
-    def check_producer(self, transactional_id: str, epoch: int) -> None:
-        """Raise Fenced if there is a newer one."""
-        newest = self._database.row("SELECT epoch FROM producers WHERE id = ?", (transactional_id,))[0]
-        if newest != epoch:
-            raise Fenced(f"producer {transactional_id}: epoch {epoch} was replaced by {newest}; this process must stop")
-
     def commit(self, commit: Commit, deadline: Deadline) -> None:
         """See the module's docstring."""
-        prepared = drafts(commit.records)
-        with self._database.lock, self._chunks.staged(prepared), self._database.write(deadline):
-            self.check_producer(commit.transactional_id, commit.epoch)
-            self._catalog.refresh()
-            self._commit_offsets(commit)
-            self._chunks.insert(self._catalog, prepared)
+        prepared = drafts(commit.records, int(self._clock() * 1000))
+        try:
+            with self._database.lock, self._chunks.staged(prepared), self._database.write(deadline):
+                self._check_producer(commit.transactional_id, commit.epoch)
+                self._catalog.refresh()
+                self._commit_offsets(commit)
+                self._catalog.expect(self._chunks.insert(self._catalog, prepared))
+        except BaseException:
+            self._catalog.forget()
+            raise
         if time.monotonic() >= self._next_maintenance:
             self._maintain_in_turn()
 
@@ -243,6 +241,11 @@ class SqliteStore:
     def _group(self, name: str) -> Group:
         row = self._database.row("SELECT revision, state FROM groups WHERE name = ?", (name,))
         return Group(name, self._assignor) if row is None else group_state.load(name, self._assignor, *row)
+
+    def _check_producer(self, transactional_id: str, epoch: int) -> None:
+        newest = self._database.row("SELECT epoch FROM producers WHERE id = ?", (transactional_id,))[0]
+        if newest != epoch:
+            raise Fenced(f"producer {transactional_id}: epoch {epoch} was replaced by {newest}; this process must stop")
 
     def _owners(self, name: str) -> Group:
         """The group with the owners of now; its members' signs of life may be old."""
