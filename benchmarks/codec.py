@@ -79,11 +79,11 @@ def arrays(tokens: Tokens) -> tuple[Any, dict[str, Any]]:
 def main() -> None:
     """Measure and report."""
     quick = quick_from_arguments(__doc__)
-    rounds = 10 if quick else 40
+    rounds = 100 if quick else 400
     codec, record = Codec(), trajectory(N_TOKENS)
     framed = codec.encode(record)
-    encode_ms = best_ms(lambda: codec.encode(record), rounds=rounds, calls=20)
-    decode_ms = best_ms(lambda: codec.decode(framed), rounds=rounds, calls=20)
+    encode_ms = best_ms(lambda: codec.encode(record), rounds=rounds, calls=4)
+    decode_ms = best_ms(lambda: codec.decode(framed), rounds=rounds, calls=4)
 
     schema, plain = arrays(record.response)
 
