@@ -37,9 +37,9 @@ class Heartbeat:
         """So many tokens were sampled."""
         self._tokens += n_tokens
 
-    def observe(self, state: r.RolloutState, version: int, stats: EngineStats, *, parked: int) -> None:
+    def observe(self, state: r.RolloutState, version: int, *, waiting: int, in_hand: int) -> None:
         """Notice a change."""
-        seen = (state, version, stats.waiting + parked == 0)
+        seen = (state, version, waiting == 0, in_hand == 0)
         if seen != self._seen:
             self._seen = seen
             self._changed = True

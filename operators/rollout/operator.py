@@ -115,9 +115,9 @@ class Rollout:
             worked = self._versions.poll() or worked
             worked = self._load(now) or worked
             worked = self._take(now) or worked
-            self._heartbeat.observe(
-                self._state(), self._engine.version, self._engine.stats(), parked=len(self._work.ledger.parked_versions)
-            )
+            ledger = self._work.ledger
+            waiting = self._engine.stats().waiting + len(ledger) - ledger.sampling
+            self._heartbeat.observe(self._state(), self._engine.version, waiting=waiting, in_hand=len(ledger))
         worked = self._sample(now) or worked
         return self._flush(now) or worked
 
