@@ -10,20 +10,20 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.view import RunFold, Staleness
 from laminar.schemas.codec import Codec
 from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import CompletedTrajectory, TrajectoryMoved
 from laminar.streams.deadline import Deadline
+from laminar.streams.ledger import Ledger
 from laminar.streams.log import Log
 from laminar.streams.reading import read_topic
 
-__all__ = ["Ledger", "Summary", "Totals", "closing_report", "count_totals", "ledger_of", "write_summary"]
+__all__ = ["LedgerCounts", "Summary", "Totals", "closing_report", "count_totals", "write_summary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class LedgerCounts:
     """The conservation law, as the audit finds it."""
 
     trained: int
@@ -31,6 +31,17 @@ class Ledger:
     dead: int
     in_flight: int
     balanced: bool
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> LedgerCounts:
+        """The audit's result, without its stages and violations."""
+        return cls(
+            trained=ledger.trained,
+            dropped=dict(ledger.dropped),
+            dead=ledger.dead,
+            in_flight=sum(ledger.in_flight.values()),
+            balanced=ledger.balanced,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,6 @@ class Totals:
     """Changes of owner between live rollouts."""
     adoptions: int
     """Changes of owner after a rollout had died."""
-    max_versions_per_trajectory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,7 @@ class Summary:
     restarts: int
     max_versions_per_trajectory: int
     staleness: Staleness
-    ledger: Ledger
+    ledger: LedgerCounts
     exit_reason: str
 
     @classmethod
@@ -82,25 +92,21 @@ class Summary:
             moves=totals.moves,
             adoptions=totals.adoptions,
             restarts=restarts,
-            max_versions_per_trajectory=totals.max_versions_per_trajectory,
-            staleness=fold.staleness(),
-            ledger=ledger,
+            max_versions_per_trajectory=ledger.max_versions_per_trajectory,
+            staleness=Staleness.of(ledger.staleness),
+            ledger=LedgerCounts.of(ledger),
             exit_reason=exit_reason,
         )
 
 
 def count_totals(log: Log, codec: Codec, deadline: Deadline) -> Totals:
     """One pass over ``trajectories.completed`` and the moves on ``trajectories.partial``. Raises DeadlineExceeded."""
-    trajectories = tokens = versions = 0
+    trajectories = tokens = 0
     for record in read_topic(log, "trajectories.completed", deadline):
         done = _decoded(codec, record.value)
         if isinstance(done, CompletedTrajectory):
             trajectories += 1
             tokens += done.response.n_tokens
-            if done.version_min == done.version_max:
-                versions = max(versions, min(1, done.response.n_tokens))
-            else:
-                versions = max(versions, len(set(done.response.versions_T.tolist())))
     reasons: Counter[str] = Counter()
     for record in read_topic(log, "trajectories.partial", deadline):
         schema = codec.schema_of(record.value or b"")
@@ -113,7 +119,6 @@ def count_totals(log: Log, codec: Codec, deadline: Deadline) -> Totals:
         tokens=tokens,
         moves=sum(reasons.values()) - reasons["dead"],
         adoptions=reasons["dead"],
-        max_versions_per_trajectory=versions,
     )
 
 
@@ -167,9 +172,3 @@ def _sampled(summary: Summary) -> str:
 
 def _percent(accuracy: float | None) -> str:
     return "-" if accuracy is None else f"{100 * accuracy:.1f} %"
-
-
-def ledger_of(log: Log, config: RunConfig, deadline: Deadline) -> Ledger:
-    """The audit's result in the words of the summary."""
-    del log, config, deadline
-    return Ledger(trained=0, dropped={}, dead=0, in_flight=0, balanced=False)

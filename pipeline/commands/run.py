@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from laminar.pipeline.auditing import audit_run
 from laminar.pipeline.commands.arguments import ConfigPath, Overrides
 from laminar.pipeline.config.loading import load_config
 from laminar.pipeline.config.models import RunConfig
@@ -16,7 +17,7 @@ from laminar.pipeline.exit_code import FINISHED
 from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_incomplete
 from laminar.pipeline.run_folder import RunFolder
 from laminar.pipeline.screens import open_screen
-from laminar.pipeline.summary import Summary, closing_report, count_totals, ledger_of, write_summary
+from laminar.pipeline.summary import Summary, closing_report, count_totals, write_summary
 from laminar.pipeline.supervisor import Outcome, Supervisor
 from laminar.schemas.codec import Codec
 from laminar.streams.deadline import Deadline
@@ -39,11 +40,12 @@ def command(config: ConfigPath, overrides: Overrides = None) -> None:
 
 
 def _summarise(config: RunConfig, log: Log, outcome: Outcome) -> Summary:
+    codec = Codec()
     deadline = Deadline.after(_COUNT_TIMEOUT_S, "count what the run came to")
     return Summary.of(
         outcome.fold,
-        count_totals(log, Codec(), deadline),
-        ledger_of(log, config, deadline),
+        count_totals(log, codec, deadline),
+        audit_run(log, codec, config, deadline),
         wall_s=outcome.wall_s,
         restarts=outcome.restarts,
         exit_reason=outcome.reason,
