@@ -87,7 +87,7 @@ class Broker:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, timeout_s: float = 60.0) -> Broker:
+    def start(self, timeout_s: float = 120.0) -> Broker:
         """Start and wait until it answers.
 
         Raises ConfigError (port in use, no Java, folder not writable), Unavailable (it exited), DeadlineExceeded.
@@ -233,7 +233,7 @@ class Broker:
         return (told or tail or ["no reason given"])[-1]
 
 
-def start(directory: Path, port: int = 9092, *, timeout_s: float = 60.0, session_timeout_s: float = 6.0) -> Broker:
+def start(directory: Path, port: int = 9092, *, timeout_s: float = 120.0, session_timeout_s: float = 6.0) -> Broker:
     """A running broker in ``directory``; see Broker."""
     return Broker(directory, port=port, session_timeout_s=session_timeout_s).start(timeout_s)
 
@@ -254,12 +254,15 @@ _ONE_NODE: Mapping[str, str] = {
     "message.max.bytes": "134217728",
     "replica.fetch.max.bytes": "134217728",
     "socket.request.max.bytes": "209715200",
-    # groups settle at once, and dead members and owners of open transactions are noticed within seconds
+    # groups settle at once; dead members, and owners of open transactions, are noticed within seconds
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "group.consumer.assignment.interval.ms": "0",
+    # a node that was killed may register again once its old session has ended
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 

@@ -156,15 +156,23 @@ class Admin:
 
     def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
         request = {Partition(p.topic, p.partition): spec for p in partitions}
-        if not request:
-            return {}
-        futures = self._start(
-            lambda c, t: c.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=t)
-        )
-        return {
-            TopicPartition(p.topic, p.partition): self._result(future, f"offsets of {p.topic}[{p.partition}]").offset
-            for p, future in futures.items()
-        }
+        deadline = Deadline.after(self._connection.request_timeout_s, "leaders of partitions are known")
+        while request:
+            futures = self._start(
+                lambda c, t: c.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=t)
+            )
+            try:
+                return {
+                    TopicPartition(p.topic, p.partition): self._result(f, f"offsets of {p.topic}[{p.partition}]").offset
+                    for p, f in futures.items()
+                }
+            except UnknownTopic:  # or a broker that has just come back
+                for topic in {p.topic for p in request}:
+                    self._facts.pop(topic, None)
+                    self.facts(topic)
+                deadline.check(", ".join(f"{p.topic}[{p.partition}]" for p in request))
+                time.sleep(0.02)
+        return {}
 
     def _partitions(self) -> dict[str, int]:
         client = self._connected()

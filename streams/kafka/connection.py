@@ -46,6 +46,7 @@ _OURS = frozenset(
         "error_cb",
     }
 )
+_REJECTED = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 _CONNECT: dict[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
@@ -100,6 +101,7 @@ class Connection:
         self._compression = compression
         self._down_since: float | None = None
         self._reason = ""
+        self._rejected = False
         refused = sorted(_OURS & self._user.keys())
         if refused:
             raise ConfigError(f"log.client.{refused[0]}: is set by laminar itself")
@@ -153,15 +155,22 @@ class Connection:
             config["compression.level"] = 1
         return self._made(lambda made: Producer(made, logger=_Quiet(__name__)), config)
 
-    def failed(self, exception: KafkaException, what: str, *, client: Any = None) -> LaminarError:
-        """Our error for a failed call: one that got no answer from any broker says that, and why."""
+    def failed(
+        self, exception: KafkaException, what: str, *, client: AdminClient | Producer | None = None
+    ) -> LaminarError:
+        """Our error for a failed call; one that got no answer from any broker says for how long, and why."""
         if client is not None:
             client.poll(0)  # deliver the error events that explain it
         error = error_of(exception)
         found = translate(error, f"{what} on {self.bootstrap}")
-        if isinstance(found, (DeadlineExceeded, Unavailable)) and self._down_since is not None:
-            return Unavailable(f"Kafka broker {self.bootstrap} does not answer: {what}: {error.str()} ({self._reason})")
-        return found
+        if self._down_since is None or not isinstance(found, (DeadlineExceeded, Unavailable)):
+            return found
+        if self._rejected:
+            return ConfigError(f"log.client: {self.bootstrap} refuses the connection: {self._reason}")
+        return Unavailable(
+            f"Kafka broker {self.bootstrap}: {what}: no answer within {self.request_timeout_s:g} s "
+            f"({self._reason or error.str()})"
+        )
 
     def answered(self) -> None:
         """A broker answered: whatever outage there was is over."""
@@ -175,7 +184,7 @@ class Connection:
             client.list_topics(timeout=1.0)
         except KafkaException as e:
             raise Unavailable(
-                f"Kafka broker {self.bootstrap} does not answer: none for {self._outage_s:g} s ({self._reason})"
+                f"Kafka broker {self.bootstrap}: no answer for {self._outage_s:g} s ({self._reason or e})"
             ) from e
         self.answered()
 
@@ -203,7 +212,7 @@ class Connection:
 
     def _redacted(self, text: str) -> str:
         for value in self._user.values():
-            if isinstance(value, str) and value:
+            if isinstance(value, str) and len(value) > 3:
                 text = text.replace(value, "...")
         return text
 
@@ -211,6 +220,7 @@ class Connection:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             if self._down_since is None:
                 self._down_since = time.monotonic()
-        elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._AUTHENTICATION, KafkaError._SSL):
-            self._reason = self._redacted(error.str())
+        elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE, *_REJECTED):
+            self._reason = self._redacted(error.str().split("/bootstrap: ")[-1])
+            self._rejected = error.code() in _REJECTED
         _log.debug("%s: %s", self.bootstrap, error.str())

@@ -79,11 +79,10 @@ class KafkaProducer:
         try:
             client.begin_transaction()
         except KafkaException as e:
-            raise self._ended(e, "begin") from e
+            raise self._ended(client, e, "begin") from e
         transaction = _Transaction(self._admin, client, self._id, timeout_s, self._turn)
         try:
             yield transaction
-            transaction.check()
         except BaseException:
             self._abort(client, timeout_s)
             raise
@@ -92,7 +91,7 @@ class KafkaProducer:
     def _connect(self, timeout_s: float) -> Client:
         client = self._connection.producer(self._id)
         deadline = Deadline.after(timeout_s, f"transactional id {self._id} is taken over")
-        self._retried(lambda left: client.init_transactions(left), deadline)
+        self._retried(client, lambda left: client.init_transactions(left), deadline)
         self._connection.answered()
         self._client = client
         return client
@@ -102,7 +101,7 @@ class KafkaProducer:
         try:
             for membership, offsets in transaction.offsets:
                 self._send_offsets(client, membership, offsets, deadline)
-            self._retried(lambda left: client.commit_transaction(left), deadline, transaction)
+            self._retried(client, lambda left: client.commit_transaction(left), deadline, transaction)
         except (Aborted, Evicted, RecordTooLarge, UnknownTopic):
             self._abort(client, timeout_s)
             raise
@@ -120,7 +119,7 @@ class KafkaProducer:
         token = membership.token
         metadata = token.metadata if isinstance(token, Token) else self._without_members(membership.group)
         positions = [Partition(p.topic, p.partition, offset) for p, offset in offsets.items()]
-        self._retried(lambda left: client.send_offsets_to_transaction(positions, metadata, left), deadline)
+        self._retried(client, lambda left: client.send_offsets_to_transaction(positions, metadata, left), deadline)
 
     def _without_members(self, group: str) -> object:
         """Group metadata that says: no member, no epoch."""
@@ -132,6 +131,7 @@ class KafkaProducer:
 
     def _retried(
         self,
+        client: Client,
         call: Callable[[float], None],
         deadline: Deadline,
         transaction: _Transaction | None = None,
@@ -148,11 +148,11 @@ class KafkaProducer:
                     continue
                 if transaction is not None and transaction.refused is not None and not error.fatal():
                     raise translate(transaction.refused, f"transaction of {self._id}") from e
-                raise self._ended(e, deadline.name) from e
+                raise self._ended(client, e, deadline.name) from e
 
-    def _ended(self, e: KafkaException, what: str) -> LaminarError:
+    def _ended(self, client: Client, e: KafkaException, what: str) -> LaminarError:
         error = error_of(e)
-        found = self._connection.failed(e, what if self._id in what else f"producer {self._id}: {what}")
+        found = self._connection.failed(e, what if self._id in what else f"producer {self._id}: {what}", client=client)
         if isinstance(found, Fenced):
             self._fenced = (
                 f"producer {self._id}: fenced: a newer owner of this transactional id exists, or its transaction "
@@ -169,7 +169,7 @@ class KafkaProducer:
             return
         try:
             deadline = Deadline.after(timeout_s, f"transaction of {self._id} aborts")
-            self._retried(lambda left: client.abort_transaction(left), deadline)
+            self._retried(client, lambda left: client.abort_transaction(left), deadline)
         except LaminarError as e:
             self._client = None
             _log.warning("%s", e)
@@ -247,9 +247,6 @@ class _Transaction:
             if lost:
                 raise Evicted(f"group {membership.group}: {', '.join(lost)}: not assigned to this member")
         self.offsets.append((membership, dict(offsets)))
-
-    def check(self) -> None:
-        """Called when the block ends well."""
 
     def _keep_batches_small(self, topic: str, size: int, limit: int) -> None:
         """A broker refuses a batch above the topic's limit, even where each record is below it."""
