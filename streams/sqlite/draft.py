@@ -9,10 +9,12 @@ from laminar.streams.log import OutRecord, TopicPartition
 from laminar.streams.sqlite.chunk import Head, pack_headers
 from laminar.streams.sqlite.segment import Place
 
-__all__ = ["LARGE_BYTES", "Draft", "drafts"]
+__all__ = ["CHUNK_BYTES", "LARGE_BYTES", "Draft", "drafts"]
 
-LARGE_BYTES = 64 * 1024
-"""Larger chunks lie in segment files. Records are gathered into chunks up to this size."""
+CHUNK_BYTES = 128 * 1024
+"""Records of one transaction and partition are gathered into chunks up to this size."""
+LARGE_BYTES = 32 * 1024
+"""Larger chunks lie in segment files: SQLite would write them twice, to its write-ahead log and to its pages."""
 
 
 @dataclass(slots=True)
@@ -48,11 +50,15 @@ def _pack(found: list[Draft], partition: TopicPartition, bucket: Sequence[OutRec
         key, value, at = record.key, record.value, record.timestamp_ms
         if at is None:
             at = now_ms
-        extra = pack_headers(record.headers) if record.headers else b""
         key_bytes = -1 if key is None else len(key)
         value_bytes = -1 if value is None else len(value)
-        bytes_ = head_bytes + max(key_bytes, 0) + max(value_bytes, 0) + len(extra)
-        if count and size + bytes_ > LARGE_BYTES:
+        extra = pack_headers(record.headers) if record.headers else b""
+        bytes_ = head_bytes + len(extra)
+        if key:
+            bytes_ += key_bytes
+        if value:
+            bytes_ += value_bytes
+        if size + bytes_ > CHUNK_BYTES and count:
             found.append(Draft(partition, count, newest, size, parts))
             parts = []
             count, size, newest = 0, 0, 0
@@ -65,5 +71,5 @@ def _pack(found: list[Draft], partition: TopicPartition, bucket: Sequence[OutRec
             parts.append(extra)
         count += 1
         size += bytes_
-        newest = max(newest, at)
+        newest = at if at > newest else newest  # noqa: FURB136 - twice as fast as max()
     found.append(Draft(partition, count, newest, size, parts))
