@@ -136,7 +136,8 @@ class TorchEngine:
                 return Delta(trajectory_id=trajectory_id, tokens=EMPTY)
         at = next(i for i, row in enumerate(self._batch.rows) if row.request.trajectory_id == trajectory_id)
         tokens = self._batch.flush(at, self._version)
-        self._remove([at])
+        with torch.inference_mode():  # the cache's tensors were made in it
+            self._remove([at])
         return Delta(trajectory_id=trajectory_id, tokens=tokens)
 
     def poll(self, timeout_s: float) -> list[Delta]:

@@ -99,6 +99,18 @@ def test_abort_of_a_waiting_or_unknown_request(make: Make) -> None:
     assert "t/1" not in drive.parts
 
 
+def test_abort_of_one_of_several_changes_no_token_of_the_others(make: Make) -> None:
+    subject, other = make(), make()
+    expected = [response_of(other.engine, request(f"t/{i}", subject.prompts[i]))[0] for i in range(3)]
+    for i in range(3):
+        subject.engine.submit(request(f"t/{i}", subject.prompts[i]))
+    drive = Drive(subject.engine)
+    drive.until_tokens("t/0", 5)
+    assert subject.engine.abort("t/0") is not None
+    drive.until_finished(["t/1", "t/2"])
+    assert [drive.tokens(f"t/{i}").ids for i in (1, 2)] == [tokens.ids for tokens in expected[1:]]
+
+
 def test_an_aborted_trajectory_may_come_back(make: Make) -> None:
     subject = make()
     expected, _ = response_of(subject.engine, request("alone", subject.prompts[2]))
