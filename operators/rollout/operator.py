@@ -17,7 +17,7 @@ outcome may be unknown: it flies, the process starts anew with a younger incarna
 Fenced flies too: a successor is at work.
 
 A process that could not speak for ``lease_s`` (it was stopped, or the machine swapped) drops what it has in hand and
-goes on as a younger incarnation: by then its trajectories belong to others.
+goes on as a younger incarnation: by then its trajectories belong to others, and commands that it has not read are void.
 
 >>> operator = build(RolloutConfig(engine={"kind": "scripted"}), context)                      # doctest: +SKIP
 >>> operator.step(time.time())                                                                 # doctest: +SKIP
@@ -256,15 +256,15 @@ class Rollout:
     def _state(self) -> r.RolloutState:
         if self._draining:
             return "draining"
+        if self._engine.version < 0:
+            return "starting"  # also while it loads: repack gives nothing to a rollout that never held a version
         if self._loading:
             return "loading"
-        if self._engine.version < 0:
-            return "starting"
         return "sampling" if len(self._work.ledger) else "idle"
 
     def _check_lease(self, now: float) -> None:
         last = self._heartbeat.last
-        if last is None or now - last <= self._config.lease_s or not (len(self._work.ledger) or self._work.outbox):
+        if last is None or now - last <= self._config.lease_s:
             return
         logger.warning("silent for %.1f s: %d trajectories belong to others by now", now - last, len(self._work.ledger))
         self._work.abandon()

@@ -302,3 +302,13 @@ def test_a_process_that_slept_past_its_lease_gives_up_what_others_own_by_then(st
     stage.run(3.0, rollout)
     assert stage.completed() == {}
     assert stage.read("trajectories.partial", r.TrajectoryMoved) == []
+
+
+def test_a_process_that_slept_with_empty_hands_ignores_what_it_was_given_meanwhile(stage: Stage) -> None:
+    engine = ScriptedEngine(always(ten(20)), max_running=8)
+    rollout = stage.rollout(engine=engine, lease_s=5.0)
+    stage.run(0.2, rollout)
+    stage.world.write(adoption(stage, rollout, reason="dead"))
+    stage.world.advance(30.0)  # by now repack has given it to somebody else
+    stage.run(1.0, rollout)
+    assert engine.submitted == []
