@@ -34,12 +34,18 @@ __all__ = ["Pulse", "StopRequest", "drive", "run_operator"]
 logger = logging.getLogger(__name__)
 
 
+class _StoppedBeforeReady(BaseException):
+    """A signal came while the operator was still being built: there is nothing to drain."""
+
+
 class StopRequest:
     """Set by signals: the first one asks to drain, the second one to leave at once."""
 
     def __init__(self) -> None:
         self.signals = 0
         self.reason = ""
+        self.building = False
+        """Nothing is in hand yet: a signal ends the process without waiting for slow imports and model files."""
 
     def install(self) -> None:
         """Listen to SIGTERM and SIGINT."""
@@ -49,6 +55,9 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.request(signal.Signals(number).name)
+        if self.building:
+            self.building = False
+            raise _StoppedBeforeReady
 
     def request(self, reason: str) -> None:
         """Ask to stop."""
@@ -150,9 +159,18 @@ def run_operator(
     ``began_at``: see EndWatch. ``monitor_port``: instead of the configured one.
     """
     stop = StopRequest()
+    stop.building = True
     stop.install()
+    try:
+        return _run(config, f"{name}-{index}", name, stop, began_at, monitor_port)
+    except _StoppedBeforeReady:
+        return f"{stop.reason} before the operator was ready"
+
+
+def _run(
+    config: RunConfig, instance: str, name: str, stop: StopRequest, began_at: int | None, monitor_port: int | None
+) -> str:
     pulse = Pulse(last_step_at=time.time())
-    instance = f"{name}-{index}"
     with ExitStack() as stack:
         port = config.monitor.port if monitor_port is None else monitor_port
         if port:
@@ -175,6 +193,7 @@ def run_operator(
             rng=random.Random(f"{config.seed}/{instance}"),
         )
         operator = stack.enter_context(closing(build(config.operators[name], context)))
+        stop.building = False
         logger.info("%s is ready", instance)
         reason = drive(
             operator,

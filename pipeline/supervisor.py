@@ -36,6 +36,7 @@ __all__ = ["Outcome", "Supervisor"]
 
 _TICK_S = 0.05
 _LOOK_S = 0.5
+_ASK_AFTER_S = 2.0
 _KILLED_DEADLINE_S = 10.0
 _SIGNALS_TO_KILL = 3
 
@@ -234,14 +235,14 @@ class Supervisor:
     def _take_down(self, signals: _Signals, *, ended: bool) -> None:
         """Let everything drain within one deadline.
 
-        Ended: they leave by themselves, having read the same record; after half the time they are asked to.
+        Ended: they leave by themselves, having read the same record; those that have not begun to read are asked to.
         """
         heard = signals.count
         deadline = Deadline.after(self._settings.drain_timeout_s, "drain of all processes")
         asked = False
         while left := self._alive():
             self._look()
-            if not asked and (not ended or deadline.remaining() < self._settings.drain_timeout_s / 2):
+            if not asked and (not ended or deadline.remaining() < self._settings.drain_timeout_s - _ASK_AFTER_S):
                 asked = True
                 for child in left:
                     child.terminate()
