@@ -39,6 +39,7 @@ class Intake:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._polled = False
         self._losses = 0
+        self._closed = False
         self._consumer = log.consumer(group, [_TOPIC], instance=instance, on_assign=self._lost, on_revoke=self._lost)
 
     def offers(self, fetch: int) -> Iterator[Offer]:
@@ -88,8 +89,10 @@ class Intake:
 
     def close(self) -> None:
         """Leave the group."""
-        self._offers.clear()
-        self._consumer.close()
+        if not self._closed:
+            self._closed = True
+            self._offers.clear()
+            self._consumer.close()
 
     def _fetch(self, n: int) -> bool:
         self._pause(frozenset())

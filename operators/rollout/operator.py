@@ -47,6 +47,8 @@ from laminar.streams.topics import outgoing
 __all__ = ["Rollout", "build"]
 
 _MAX_OUTBOX_BYTES = 256 * 1024 * 1024
+_REST = 4.0
+"""Sampling goes on for at least so many times as long as the last transaction took, however slow the log is."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class Rollout:
         self._draining = False
         self._stopping = False
         self._hurry = False
-        self._next_poll = 0.0
+        self._next_poll = self._next_flush = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
             context.instance,
@@ -230,28 +232,34 @@ class Rollout:
         if work.n_fresh >= config.delta_tokens or (work.n_fresh and now - work.fresh_since >= config.delta_s):
             work.stage_deltas(now)
         speak = self._heartbeat.is_due(now)
-        waited = len(work.outbox) > 0 and (self._hurry or now - work.outbox.since >= config.finish_s)
-        if not (speak or waited or force):
+        waited = len(work.outbox) > 0 and now - work.outbox.since >= config.finish_s
+        urgent = force or (self._hurry and len(work.outbox) > 0)
+        if not urgent and (now < self._next_flush or not (speak or waited)):
             return False
-        status = self._heartbeat.status(
-            now=now,
-            incarnation=self.incarnation,
-            state=self._state(),
-            version=self._engine.version,
-            stats=self._engine.stats(),
-            ledger=work.ledger,
-        )
-        also = [outgoing(self._context.codec, status)] if speak or force else []
+        also = [outgoing(self._context.codec, self._status(now))] if speak or force else []
+        began = self._context.clock()
         try:
             refused = work.outbox.flush(self._producer, also)
         except (Aborted, Evicted) as error:
             logger.warning("nothing was written, trying again: %s", error)
             return False
+        ended = self._context.clock()
+        self._next_flush = ended + _REST * (ended - began)
         self._hurry = False
         if also:
             self._heartbeat.spoken(now)
         work.refuse(refused, now)
         return True
+
+    def _status(self, now: float) -> r.RolloutStatus:
+        return self._heartbeat.status(
+            now=now,
+            incarnation=self.incarnation,
+            state=self._state(),
+            version=self._engine.version,
+            stats=self._engine.stats(),
+            ledger=self._work.ledger,
+        )
 
     def _state(self) -> r.RolloutState:
         if self._draining:
