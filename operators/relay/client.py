@@ -49,31 +49,25 @@ class RelayClient:
         body = {"nonce": nonce, "manifest": to_json(manifest)}
         return self._call("POST", f"/v1/slots/{slot}/seal", body, deadline)
 
-    def progress(self, root_digest: str, *, above: int, wait_s: float, deadline: Deadline) -> int:
-        """Verified chunks of a version, waiting up to ``wait_s`` for more than ``above``; -1: it is not there."""
-        path = f"/v1/versions/{root_digest}?above={above}&wait_s={wait_s:g}"
-        try:
-            return int(self._call("GET", path, None, deadline, extra_s=wait_s)["verified"])
-        except _Missing:
-            return -1
+    def read_range(self, root_digest: str, start: int, stop: int, *, wait_s: float, deadline: Deadline) -> RangeReader:
+        """Ask for bytes ``start`` to ``stop`` (exclusive); the relay sends each chunk as soon as it has verified it.
 
-    def read_range(self, root_digest: str, start: int, stop: int, deadline: Deadline) -> RangeReader:
-        """Ask for bytes ``start`` to ``stop`` (exclusive). Raises Unavailable when they are not there."""
+        ``wait_s``: how long it may wait for one. Raises Unavailable when the first bytes are not there by then.
+        """
         headers = {"Range": f"bytes={start}-{stop - 1}"}
-        answer = self._send("GET", f"/v1/versions/{root_digest}/data", None, headers, deadline, 0.0)
+        path = f"/v1/versions/{root_digest}/data?wait_s={wait_s:g}"
+        answer = self._send("GET", path, None, headers, deadline, wait_s)
         if answer.status != http.client.PARTIAL_CONTENT:
             self._fail(answer)
-        return RangeReader(self, answer, stop - start, self._timeout_s)
+        return RangeReader(self, answer, stop - start)
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
-    def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: Deadline, *, extra_s: float = 0.0
-    ) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: Deadline) -> dict[str, Any]:
         encoded = None if body is None else json.dumps(body).encode()
-        answer = self._send(method, path, encoded, {}, deadline, extra_s)
+        answer = self._send(method, path, encoded, {}, deadline, 0.0)
         if answer.status != http.client.OK:
             self._fail(answer)
         try:
@@ -96,7 +90,7 @@ class RelayClient:
         extra_s: float,
     ) -> http.client.HTTPResponse:
         deadline.check(self.name)
-        self._limit(deadline, extra_s)
+        self.limit(deadline, extra_s)
         for attempt in (1, 2):
             reused = self._http.sock is not None
             try:
@@ -110,7 +104,8 @@ class RelayClient:
                 raise errors.Unavailable(f"{self.name}: {error or type(error).__name__}") from error
         raise AssertionError("unreachable")
 
-    def _limit(self, deadline: Deadline, extra_s: float) -> None:
+    def limit(self, deadline: Deadline, extra_s: float = 0.0) -> None:
+        """Let the next socket call wait no longer than the deadline, nor than the read timeout and ``extra_s``."""
         limit = max(0.001, min(self._timeout_s + extra_s, deadline.remaining()))
         self._http.timeout = limit
         if self._http.sock is not None:
@@ -125,32 +120,26 @@ class RelayClient:
             kind, message = "Unavailable", f"status {answer.status}"
         finally:
             self.close()
-        if kind == "Missing":
-            raise _Missing(f"{self.name}: {message}")
         known = {"ConfigError": errors.ConfigError, "Fenced": errors.Fenced, "WeightsMismatch": errors.WeightsMismatch}
         raise known.get(kind, errors.Unavailable)(f"{self.name}: {message}")
-
-
-class _Missing(errors.Unavailable):
-    """404: the relay does not hold the version."""
 
 
 class RangeReader:
     """The body of a range answer."""
 
-    def __init__(self, client: RelayClient, answer: http.client.HTTPResponse, size: int, read_timeout_s: float) -> None:
+    def __init__(self, client: RelayClient, answer: http.client.HTTPResponse, size: int) -> None:
         self._client = client
         self._answer = answer
         self._left = size
-        self._timeout_s = read_timeout_s
 
-    def read_into(self, target: memoryview, deadline: Deadline) -> None:
-        """Fill ``target`` with the next bytes, within the read timeout. Raises Unavailable (then the range is over)."""
-        limit = Deadline.after(min(self._timeout_s, deadline.remaining()), f"{self._client.name}: read of a chunk")
+    def read_into(self, target: memoryview, timeout_s: float) -> None:
+        """Fill ``target`` with the next bytes. Raises Unavailable when they do not come; the range is over then."""
+        limit = Deadline.after(timeout_s, f"{self._client.name}: read of a chunk")
         filled = 0
         try:
             while filled < len(target):
                 limit.check()
+                self._client.limit(limit, timeout_s)
                 with target[filled:] as rest:
                     count = self._answer.fp.readinto1(rest)
                 if not count:

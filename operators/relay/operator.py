@@ -68,11 +68,11 @@ class RelayOperator:
         self._directory = RelayDirectory(context)
         self._versions = VersionFollower(context)
         self._versions.catch_up(Deadline.after(_CATCH_UP_S, "read weights.versions"))
-        self._producer = context.log.producer(context.transactional_id)
         self._claim = claim(folder, boot_id=self.boot_id, run_dir=context.run.run_dir)
         self.store = SlotStore(folder, keep=config.keep_versions, hash_threads=config.hash_threads)
         try:
             self.server = self._listen()
+            self._producer = context.log.producer(context.transactional_id)  # only now: it fences whoever has the id
         except BaseException:
             self.store.close()
             self._claim.release(and_remove=False)

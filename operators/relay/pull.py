@@ -2,6 +2,8 @@
 
 * Chunks come in order, each verified against the manifest before it counts; so it does not matter who sends them,
   and after any fault (peer dead, stalled, restarted) the transfer resumes at the first missing chunk.
+* One request asks for all that is missing; the peer sends each chunk as soon as it has verified it itself, so a
+  chain of relays costs one chunk's time per link and no round trips.
 * Every read has a deadline. A peer that fails or stalls is passed over for a while.
 * A wrong chunk is fetched again; after three the peer is quarantined until it restarts.
 * Between two chunks the pull is abandoned when something newer is wanted, unless it is nearly done.
@@ -27,8 +29,6 @@ _log = logging.getLogger(__name__)
 STRIKES = 3
 """Wrong chunks after which a peer is no longer asked."""
 
-_WINDOW_BYTES = 64 * 1024 * 1024
-_LONG_POLL_S = 1.0
 _RETRY_S = 0.1
 
 
@@ -91,7 +91,7 @@ class Pull:
                 peer.relay_id, peer.url, self.token, boot_id=peer.boot_id, read_timeout_s=self.read_timeout_s
             )
             try:
-                self._from(peer, client, deadline)
+                self._from(client, deadline)
             except Superseded:
                 raise
             except WeightsMismatch as error:
@@ -119,42 +119,24 @@ class Pull:
         now = time.monotonic()
         return next((p for p in fit if self._passed_over.get((p.relay_id, p.boot_id), 0.0) <= now), None)
 
-    def _from(self, peer: RelayStatus, client: RelayClient, deadline: Deadline) -> None:
-        """Pull from one peer until all is here. Raises Unavailable (fault, stall), WeightsMismatch (a wrong chunk)."""
+    def _from(self, client: RelayClient, deadline: Deadline) -> None:
+        """Pull the rest from one peer. Raises Unavailable (fault or stall), WeightsMismatch (a wrong chunk)."""
         total = n_chunks(self.manifest)
-        stalled = Deadline.after(self.stall_timeout_s, f"relay {peer.relay_id}: next verified chunk")
+        start = chunk_range(self.manifest, self.have)[0]
+        wait_s = min(self.stall_timeout_s, deadline.remaining())
+        body = client.read_range(
+            self.manifest.root_digest, start, self.manifest.total_bytes, wait_s=wait_s, deadline=deadline
+        )
         while self.have < total:
             self._check_wanted()
-            there = client.progress(
-                self.manifest.root_digest,
-                above=self.have,
-                wait_s=min(_LONG_POLL_S, stalled.remaining()),
-                deadline=deadline,
-            )
-            if there <= self.have:
-                stalled.check(f"it has {max(there, 0)} of {total}")
-                if there < 0 and stalled.remaining() < _RETRY_S:
-                    raise stalled.exceeded("it does not hold the version")
-                continue
-            self._window(client, min(there, total), deadline)
-            stalled = Deadline.after(self.stall_timeout_s, stalled.name)
-
-    def _window(self, client: RelayClient, there: int, deadline: Deadline) -> None:
-        """Chunks ``have`` to ``there``, as many as one request takes."""
-        stop = min(there, self.have + max(1, _WINDOW_BYTES // self.manifest.chunk_bytes))
-        first, end = chunk_range(self.manifest, self.have)[0], chunk_range(self.manifest, stop - 1)[1]
-        body = client.read_range(self.manifest.root_digest, first, end, deadline)
-        for index in range(self.have, stop):
-            a, b = chunk_range(self.manifest, index)
-            with self.data[a:b] as chunk:
-                body.read_into(chunk, deadline)
-                if not chunk_ok(self.manifest, index, chunk):
-                    body.abandon()
-                    raise WeightsMismatch(f"{label(self.manifest)}: chunk {index} from {client.name} is corrupt")
-            self.have = index + 1
+            first, end = chunk_range(self.manifest, self.have)
+            with self.data[first:end] as chunk:
+                body.read_into(chunk, min(self.stall_timeout_s + self.read_timeout_s, deadline.remaining()))
+                good = chunk_ok(self.manifest, self.have, chunk)
+            if not good:
+                raise WeightsMismatch(f"{label(self.manifest)}: chunk {self.have} from {client.name} is corrupt")
+            self.have += 1
             self.on_chunk(self.have)
-            if self.have < n_chunks(self.manifest):
-                self._check_wanted()
 
     def _check_wanted(self) -> None:
         total = n_chunks(self.manifest)

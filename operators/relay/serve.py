@@ -8,7 +8,7 @@ most ``max_connections`` at once. Everything but ``/healthz`` needs ``Authorizat
 GET  /healthz                              ``{"ok", "relay_id", "boot_id", "versions"}``
 GET  /v1/versions                          what is held: version, epoch, verified chunks, chunks
 GET  /v1/versions/ROOT?above=N&wait_s=S    verified chunks of the version with this root digest; waits for more than N
-GET  /v1/versions/ROOT/data                bytes by ``Range``, of verified chunks only
+GET  /v1/versions/ROOT/data?wait_s=S       bytes by ``Range``, of verified chunks only; each is waited for up to S
 POST /v1/slots                             ``{"epoch", "version", "total_bytes"}``: reserve a slot
 POST /v1/slots/INDEX/seal                  ``{"nonce", "manifest"}``: verify, then let readers in
 =========================================  =======================================================================
@@ -25,7 +25,8 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -49,6 +50,14 @@ _STATUS: Mapping[type[LaminarError], HTTPStatus] = {
     WeightsMismatch: HTTPStatus.UNPROCESSABLE_ENTITY,
     Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
+
+
+def _seconds(query: Mapping[str, list[str]]) -> float:
+    """``wait_s`` of a query, within bounds; 0 when it is none."""
+    try:
+        return min(_MAX_WAIT_S, max(0.0, float(query["wait_s"][0])))
+    except (KeyError, ValueError):
+        return 0.0
 
 
 class _HTTPServer(ThreadingHTTPServer):
@@ -85,6 +94,8 @@ class RelayServer:
         self.boot_id = boot_id
         self.chunk_bytes = chunk_bytes
         self.token = token
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
         self.connections = threading.BoundedSemaphore(max_connections)
         handler = type("_BoundHandler", (_Handler,), {"timeout": read_timeout_s + _MAX_WAIT_S})
         try:
@@ -102,10 +113,25 @@ class RelayServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting; connections that are open end with the process or their time limit."""
+        """Stop accepting and cut what is open."""
         if self._thread.is_alive():
             self._http.shutdown()
         self._http.server_close()
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def open_connection(self, connection: socket.socket) -> Iterator[None]:
+        """Remember a connection while it is served."""
+        with self._lock:
+            self._open.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(connection)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -114,6 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def handle(self) -> None:
+        with self.server.relay.open_connection(self.connection):
+            self._handle()
+
+    def _handle(self) -> None:
         if not self.server.relay.connections.acquire(blocking=False):
             self.requestline, self.request_version, self.command = "", "HTTP/1.1", ""
             self.close_connection = True
@@ -143,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts[:2] == ["v1", "versions"] and len(parts) == 3:
             self._progress(parts[2], parse_qs(url.query))
         elif parts[:2] == ["v1", "versions"] and len(parts) == 4 and parts[3] == "data":
-            self._data(parts[2])
+            self._data(parts[2], parse_qs(url.query))
         else:
             self._missing(f"no such path: {url.path}")
 
@@ -177,42 +207,47 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, {**answer, **identity})
 
     def _progress(self, root_digest: str, query: Mapping[str, list[str]]) -> None:
-        try:
-            above = int(query.get("above", ["-1"])[0])
-            wait_s = min(_MAX_WAIT_S, max(0.0, float(query.get("wait_s", ["0"])[0])))
-        except ValueError as error:
-            self._answer(HTTPStatus.BAD_REQUEST, {"error": "Unavailable", "message": str(error)})
-            return
-        progress = self.server.relay.store.progress(root_digest, above=above, wait_s=wait_s)
+        above = int(query["above"][0]) if query.get("above", [""])[0].isdecimal() else -1
+        progress = self.server.relay.store.progress(root_digest, above=above, wait_s=_seconds(query))
         if progress is None:
             self._missing(f"no version with root digest {root_digest} here")
         else:
             self._answer(HTTPStatus.OK, {"verified": progress.verified, "n_chunks": progress.n_chunks})
 
-    def _data(self, root_digest: str) -> None:
+    def _data(self, root_digest: str, query: Mapping[str, list[str]]) -> None:
+        """Send a range; with ``wait_s``, also of chunks that are verified only while it is being sent."""
         wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
+        wait_s = _seconds(query)
+        store = self.server.relay.store
         try:
-            opened = self.server.relay.store.open(root_digest)
+            store.progress(root_digest, above=0, wait_s=wait_s)
+            opened = store.open(root_digest)
         except Unavailable:
             opened = None
         if opened is None:
             self._missing(f"no version with root digest {root_digest} here")
             return
-        held, verified_bytes = opened
-        with held:
-            start, stop = (int(wanted[1]), int(wanted[2]) + 1) if wanted else (0, verified_bytes)
-            if not start < stop <= verified_bytes:
-                message = f"bytes {start}-{stop - 1} are not verified here yet ({verified_bytes} are)"
+        with opened.lease:
+            start = int(wanted[1]) if wanted else 0
+            verified = opened.verified(above=start, wait_s=wait_s)
+            stop = int(wanted[2]) + 1 if wanted else verified
+            if not (start < verified and start < stop <= (opened.total_bytes if wait_s else verified)):
+                message = f"bytes {start}-{stop - 1} are not verified here yet ({verified} are)"
                 self._answer(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, {"error": "Unavailable", "message": message})
                 return
             self.send_response(HTTPStatus.PARTIAL_CONTENT)
             self.send_header("Content-Type", "application/octet-stream")
             self.send_header("Content-Length", str(stop - start))
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/*")
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{opened.total_bytes}")
             self.end_headers()
-            self.wfile.flush()
-            with open(held.fd, "rb", buffering=0, closefd=False) as file:
-                self.connection.sendfile(file, start, stop - start)
+            with open(opened.lease.fd, "rb", buffering=0, closefd=False) as file:
+                while start < stop:
+                    if verified <= start:
+                        self.close_connection = True  # it was abandoned or stalls: the peer sees the early end
+                        return
+                    self.connection.sendfile(file, start, min(stop, verified) - start)
+                    start = min(stop, verified)
+                    verified = opened.verified(above=start, wait_s=wait_s) if start < stop else stop
 
     def _admitted(self) -> bool:
         """Check token and boot id; answers when they are wrong."""
@@ -243,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
         return [dataclasses.asdict(v) for v in self.server.relay.store.held()]
 
     def _missing(self, message: str) -> None:
-        self._answer(HTTPStatus.NOT_FOUND, {"error": "Missing", "message": message})
+        self._answer(HTTPStatus.NOT_FOUND, {"error": "Unavailable", "message": message})
 
     def _answer(self, status: HTTPStatus, content: Mapping[str, Any]) -> None:
         body = json.dumps(content).encode()

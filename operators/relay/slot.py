@@ -93,10 +93,14 @@ class Slot:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside, then rename: readers see the old or the new content."""
+    """Write beside, then rename: readers see the old or the new content. Raises ConfigError: the space is used up."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"relay.shm_dir: {path}: {error.strerror}") from error
 
 
 def slots(folder: Path) -> list[Slot]:

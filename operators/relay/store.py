@@ -24,7 +24,7 @@ from laminar.operators.relay.slot import Lease, Mappings, Note, Slot, allocate, 
 from laminar.schemas.errors import ConfigError, Fenced, Unavailable, WeightsMismatch
 from laminar.schemas.records import HeldVersion, VersionManifest
 
-__all__ = ["Fill", "Progress", "Reservation", "SlotStore"]
+__all__ = ["Fill", "OpenSlot", "Progress", "Reservation", "SlotStore"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,24 @@ class Fill:
         self.data.release()
         self._store._end(self._entry)
         self._lease.close()
+
+
+class OpenSlot:
+    """A leased slot whose bytes are served, perhaps while they still come in."""
+
+    def __init__(self, store: SlotStore, entry: _Entry, manifest: VersionManifest) -> None:
+        self._store = store
+        self._entry = entry
+        self._manifest = manifest
+        self.lease: Lease = lease(entry.slot.data)
+        self.total_bytes = manifest.total_bytes
+
+    def verified(self, *, above: int, wait_s: float) -> int:
+        """Leading bytes that are verified, as soon as they are more than ``above`` or the time is over.
+
+        0 once the slot no longer holds the version.
+        """
+        return self._store._verified_bytes(self._entry, self._manifest, above, wait_s)
 
 
 class SlotStore:
@@ -199,13 +217,24 @@ class SlotStore:
                 return None
             return Progress(entry.verified, n_chunks(entry.manifest))
 
-    def open(self, root_digest: str) -> tuple[Lease, int] | None:
-        """A lease on the slot with these bytes, and how many of its leading bytes are verified; None: unknown."""
+    def open(self, root_digest: str) -> OpenSlot | None:
+        """The slot with most of these bytes, leased; None: unknown."""
         with self._changed:
             entry = self._find(root_digest)
-            if entry is None or entry.manifest is None or not entry.verified:
+            if entry is None or entry.manifest is None:
                 return None
-            return lease(entry.slot.data), chunk_range(entry.manifest, entry.verified - 1)[1]
+            return OpenSlot(self, entry, entry.manifest)
+
+    def _verified_bytes(self, entry: _Entry, manifest: VersionManifest, above: int, wait_s: float) -> int:
+        with self._changed:
+
+            def now() -> int:
+                if entry.manifest is not manifest or self._closed:
+                    return 0
+                return chunk_range(manifest, entry.verified - 1)[1] if entry.verified else 0
+
+            self._changed.wait_for(lambda: entry.manifest is not manifest or self._closed or now() > above, wait_s)
+            return now()
 
     def has(self, manifest: VersionManifest) -> bool:
         """Whether the version is sealed here."""

@@ -266,3 +266,25 @@ def test_a_manifest_of_an_older_epoch_is_void(run: RelayRun) -> None:
     soon(lambda: relay._newest is not None and relay._newest.version == 11, "the newest is seen")
     assert relay._newest is not None
     assert relay._newest.epoch == 1
+
+
+def test_d10_when_memory_is_scarce_old_versions_go_first_and_never_the_newest(run: RelayRun) -> None:
+    small = run.shm / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small memory file system")
+    try:
+        relay = run.relay(shm_root=small, keep_versions=3)  # three slots of 80 KB fit, four do not
+        publisher, source = run.publisher(), run.source()
+        for version in range(5):
+            with source.open(run.publish(publisher, version), limit()) as tensors:
+                assert values_of(tensors) == expected(version)
+        assert [h.version for h in relay.store.held()][-1] == 4
+        assert len(relay.store.held()) >= 2
+        with pytest.raises(ConfigError, match=r"shared memory too small: .* needs 400384 bytes"):
+            run.publish(publisher, 5, size=25000)
+        assert [h.version for h in relay.store.held()] == [4]
+        run.stop(relay, drain=True)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

@@ -38,7 +38,7 @@ def test_health_needs_no_token_and_everything_else_does(run: RelayRun) -> None:
         assert ask(url, path, method=method, body=b"{}")[0] == 401
         assert ask(url, path, method=method, body=b"{}", Authorization="Bearer guess")[0] == 401
     with pytest.raises(ConfigError, match="token"):
-        RelayClient("relay-0", url, "guess").progress("x", above=-1, wait_s=0, deadline=limit())
+        RelayClient("relay-0", url, "guess").reserve(epoch=0, version=0, total_bytes=1, deadline=limit())
 
 
 def test_only_verified_ranges_are_served(run: RelayRun) -> None:
