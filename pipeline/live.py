@@ -89,7 +89,7 @@ def picture(view: View) -> RenderableType:
     head.add_row("time", minutes(view.elapsed_s), f"left about {minutes(view.left_s)}")
     processes = Table(box=None, padding=(0, 2), header_style="dim")
     for title in ("process", "state", "", "restarts"):
-        processes.add_column(title)
+        processes.add_column(title, no_wrap=True)
     for item in view.instances:
         style = _STATE_STYLES.get(item.state, "")
         restarts = str(item.restarts) if item.restarts else ""

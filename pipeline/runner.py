@@ -52,6 +52,11 @@ class StopRequest:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
+    def uninstall(self) -> None:
+        """From here on the process only ends: a late signal must not turn a clean exit into a killed one."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.request(signal.Signals(number).name)
@@ -165,6 +170,8 @@ def run_operator(
         return _run(config, f"{name}-{index}", name, stop, began_at, monitor_port)
     except _StoppedBeforeReady:
         return f"{stop.reason} before the operator was ready"
+    finally:
+        stop.uninstall()
 
 
 def _run(

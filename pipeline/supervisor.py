@@ -36,7 +36,7 @@ __all__ = ["Outcome", "Supervisor"]
 
 _TICK_S = 0.05
 _LOOK_S = 0.5
-_ASK_AFTER_S = 2.0
+_ASK_AFTER_S = 5.0
 _KILLED_DEADLINE_S = 10.0
 _SIGNALS_TO_KILL = 3
 
@@ -217,7 +217,7 @@ class Supervisor:
             status = beat.status
             state = status.state
             age_s = beat.age_s(time.time())
-            detail = f"v{status.version}, {status.running} running, KV {status.kv_used}/{status.kv_total}"
+            detail = f"v{status.version}, {status.running} running, KV {100 * status.kv_used // max(1, status.kv_total)} %"
             if age_s > self._watch.dead_after_s:
                 state, detail = "silent", f"last heartbeat {age_s:.0f} s ago"
         return InstanceView(instance=child.instance, state=state, detail=detail, restarts=child.restarts)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from laminar.pipeline.commands.arguments import ConfigPath, Overrides, opened_log
+from laminar.pipeline.config.schema import did_you_mean
 from laminar.pipeline.printing import as_json
 from laminar.schemas.codec import Codec
 from laminar.schemas.errors import ConfigError, DecodeError
@@ -88,6 +89,9 @@ def _range(
     log: Log, topic: str, partition: int | None, offset: int | None, since: str | None
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Where to begin and to end, per partition."""
+    known = log.topics()
+    if topic not in known:
+        raise ConfigError(f"{topic}: no such topic ({did_you_mean(topic, sorted(known))})")
     chosen = partitions_of(log, topic)
     if partition is not None:
         chosen = [p for p in chosen if p.partition == partition]
