@@ -77,7 +77,10 @@ class Store(Protocol):
         """As Reader.offset_at."""
 
     def fetch(self, partition: TopicPartition, offset: int, max_records: int, who: str) -> Fetched:
-        """Committed records from ``offset`` on. Raises OffsetOutOfRange, UnknownTopic."""
+        """Committed records from ``offset`` on, at least those of the last ``version()``.
+
+        Raises OffsetOutOfRange, UnknownTopic.
+        """
 
     def open_producer(self, transactional_id: str) -> int:
         """Fence all older producers of the id; return the new epoch."""

@@ -43,13 +43,19 @@ class Catalog:
         self.names: dict[int, TopicPartition] = {}
         self.groups: dict[str, int] = {}
 
-    def refresh(self) -> None:
-        """Look again if anything was committed."""
+    def refresh(self) -> tuple[int, int]:
+        """Look again if anything was committed; returns the version of the view."""
         with self._database.lock:
             version = self._database.version()
             if version != self._seen:
                 self._load()
                 self._seen = version
+            return version
+
+    def end(self, partition: TopicPartition) -> int:
+        """The offset after the last record. Raises UnknownTopic."""
+        number = self.numbers.get(partition)
+        return self.row(partition).bounds.end if number is None else self._bounds[number][1]
 
     def expect(self, ends: Mapping[TopicPartition, int]) -> None:
         """These ends are being committed, and nothing else that stands here: saves loading it all again after.
