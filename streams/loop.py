@@ -96,7 +96,7 @@ class Loop:
         linger_s: float = 0.05,
         max_transaction_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        """``max_in_hand``: input records held at once, over all partitions (a poll may exceed it by as many);
+        """``max_in_hand``: input records held at once, over all partitions (exceeded by less than one poll);
         ``linger_s``: how long finished records may wait for others to share their transaction."""
         self.counts = Counts()
         self._codec = codec
@@ -139,20 +139,27 @@ class Loop:
         self._producer.close()
 
     def _poll(self, now: float, *, draining: bool) -> bool:
-        owned = self._consumer.assignment()
-        share = max(1, self._max_in_hand // max(1, len(owned)))
-        full = frozenset(p for p in owned if draining or len(self._in_hand.get(p, ())) >= share)
-        if self.in_hand >= self._max_in_hand:
-            full = owned
-        if full - self._paused:
-            self._consumer.pause(full - self._paused)
-        if self._paused - full:
-            self._consumer.resume((self._paused - full) & owned)
-        self._paused = full
-        records = self._consumer.poll(share, timeout_s=0.0)
-        for source in records:
-            self._admit(source, now)
-        return bool(records)
+        """Step 1: fill the hands, each partition up to its share, so that a slow one never takes all the room."""
+        polled = False
+        while True:
+            owned = self._consumer.assignment()
+            share = max(1, self._max_in_hand // max(1, len(owned)))
+            closed = draining or self.in_hand >= self._max_in_hand
+            self._pause(owned, frozenset(p for p in owned if closed or len(self._in_hand.get(p, ())) >= share))
+            records = self._consumer.poll(share, timeout_s=0.0)
+            for source in records:
+                self._admit(source, now)
+            polled = polled or bool(records)
+            if not records or closed:
+                return polled
+
+    def _pause(self, owned: frozenset[TopicPartition], wanted: frozenset[TopicPartition]) -> None:
+        """Pause exactly these of the owned partitions."""
+        if wanted - self._paused:
+            self._consumer.pause(wanted - self._paused)
+        if self._paused - wanted:
+            self._consumer.resume((self._paused - wanted) & owned)
+        self._paused = wanted
 
     def _admit(self, source: LogRecord, now: float) -> None:
         entry = _Entry(source)

@@ -25,26 +25,31 @@ __all__ = ["build"]
 
 def build(config: RewardConfig, context: Context) -> Loop:
     """The operator. Raises ConfigError when the function cannot be imported or does not take the options."""
-    scoring = Scoring(config, context.clock)
-    return Loop(
-        log=context.log,
-        codec=context.codec,
-        name=context.name,
-        group=context.group,
-        instance=context.instance,
-        transactional_id=context.transactional_id,
-        topics=["trajectories.completed"],
-        worker=_exact_worker(config, scoring) if config.function == "exact" else _pooled(config, scoring),
-        max_in_hand=config.max_in_hand,
-    )
+    make = _exact if config.function == "exact" else _pooled
+    worker = make(config, Scoring(config, context.clock), f"operators.{context.name}")
+    try:
+        return Loop(
+            log=context.log,
+            codec=context.codec,
+            name=context.name,
+            group=context.group,
+            instance=context.instance,
+            transactional_id=context.transactional_id,
+            topics=["trajectories.completed"],
+            worker=worker,
+            max_in_hand=config.max_in_hand,
+        )
+    except BaseException:
+        worker.close()
+        raise
 
 
-def _exact_worker(config: RewardConfig, scoring: Scoring) -> Worker:
+def _exact(config: RewardConfig, scoring: Scoring, where: str) -> Worker:
     try:
         signature(exact).bind(None, **config.options)
     except TypeError as error:
         valid = ", ".join(name for name, p in signature(exact).parameters.items() if p.kind is p.KEYWORD_ONLY)
-        raise ConfigError(f"reward.options: {error} (valid for exact: {valid})") from None
+        raise ConfigError(f"{where}.options: {error} (valid for exact: {valid})") from None
 
     def score(record: Record) -> list[ScoredTrajectory]:
         trajectory = _completed(record)
@@ -55,7 +60,7 @@ def _exact_worker(config: RewardConfig, scoring: Scoring) -> Worker:
     return Inline(score)
 
 
-def _pooled(config: RewardConfig, scoring: Scoring) -> Worker:
+def _pooled(config: RewardConfig, scoring: Scoring, where: str) -> Worker:
     pool = Pool(
         config.function,
         options=config.options,
@@ -66,6 +71,9 @@ def _pooled(config: RewardConfig, scoring: Scoring) -> Worker:
     )
     try:
         pool.start(Deadline.after(config.startup_timeout_s, "reward function"))
+    except ConfigError as error:
+        pool.close()
+        raise ConfigError(f"{where}.function: {error}") from None
     except BaseException:
         pool.close()
         raise

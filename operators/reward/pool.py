@@ -147,7 +147,7 @@ class Pool:
             process.ready = True
             self._failed_starts = 0
         elif isinstance(message, Broken):
-            raise ConfigError(f"reward function {self._setup.function}: {message.reason}")
+            raise ConfigError(f"{self._setup.function}: {message.reason}")
         elif isinstance(message, Answer) and process.task is not None:
             task, process.task = process.task, None
             self._answer(task, message)
