@@ -20,7 +20,9 @@ Durability = Literal["normal", "full"]
 """``normal``: what was committed survives kill -9 of any process. ``full``: a loss of power too (fsync per commit)."""
 
 _FORMAT = "1"
-_BUSY_S = 0.1
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_RETRY_S = (0.0005, 0.004)
+"""How long to wait for other processes before the next try; SQLite's own handler soon sleeps for 100 ms."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topics (name TEXT PRIMARY KEY, spec TEXT NOT NULL) WITHOUT ROWID;
@@ -53,7 +55,7 @@ class Database:
         self._timeout_s = timeout_s
         try:
             self._db = sqlite3.connect(
-                file, isolation_level=None, check_same_thread=False, timeout=_BUSY_S, cached_statements=256
+                file, isolation_level=None, check_same_thread=False, timeout=0.0, cached_statements=256
             )
         except sqlite3.Error as error:
             raise self._ours(error, "open") from error
@@ -66,10 +68,7 @@ class Database:
     def version(self) -> tuple[int, int]:
         """Changes with every commit of anybody."""
         with self.lock:
-            try:
-                return self._db.execute("PRAGMA data_version").fetchone()[0], self.writes
-            except sqlite3.Error as error:
-                raise self._ours(error, "read") from error
+            return self.rows("PRAGMA data_version")[0][0], self.writes
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of a query."""
@@ -159,11 +158,11 @@ class Database:
 
     def _wait_if_busy(self, error: sqlite3.Error, what: str, deadline: Deadline) -> None:
         """Wait a little when another process is in the way; raise ours for everything else."""
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BUSY:
             raise self._ours(error, what) from error
         if deadline.passed:
             raise deadline.exceeded(f"{self._file} is locked by another process") from error
-        time.sleep(random.uniform(0.001, 0.005))
+        time.sleep(random.uniform(*_RETRY_S))
 
     def _ours(self, error: sqlite3.Error, what: str) -> LaminarError:
         kind = Unavailable if isinstance(error, sqlite3.OperationalError) else Fatal
