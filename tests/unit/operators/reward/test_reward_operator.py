@@ -46,7 +46,7 @@ class Bench:
 
     def step_until(self, loop: Loop, done: Callable[[], bool]) -> float:
         """Returns the longest step in seconds."""
-        deadline, longest = Deadline.after(60, "reward"), 0.0
+        deadline, longest = Deadline.after(120, "reward"), 0.0
         while not done():
             deadline.check()
             start = time.perf_counter()
@@ -208,10 +208,10 @@ def test_f5_a_call_that_never_returns_is_killed_at_its_limit_and_the_workers_are
             *[said(f"return {n}", n) for n in range(1, 5)],
             function=OBEY,
             concurrency=1,
-            timeout_s=0.3,
+            timeout_s=1.5,
             max_attempts=2,
         )
-    assert (found["regex"].reward, found["regex"].failure) == (None, "no answer within 0.3 s")
+    assert (found["regex"].reward, found["regex"].failure) == (None, "no answer within 1.5 s")
     assert [found[f"return {n}"].reward for n in range(1, 5)] == [1.0, 2.0, 3.0, 4.0]
     assert "data/0/0/0: attempt 2 of 2 failed" in caplog.text  # F6: the stuck sample's id
 
@@ -223,7 +223,7 @@ def test_a9_while_a_function_blocks_the_operator_stays_in_its_group_and_scores_t
     blocked = {p for p, end in bench.world.log.lag("run.reward", "trajectories.completed").items() if end}
     start = bench.world.now
     longest = bench.step_until(loop, lambda: bench.world.now > start + 40 and len(bench.scored()) > 12)
-    assert longest < 5.0  # the function blocks for 30 s
+    assert longest < 15.0  # the function blocks for 30 s
     left = {p for p, n in bench.world.log.lag("run.reward", "trajectories.completed").items() if n}
     assert len(left) == 1
     assert left < blocked
