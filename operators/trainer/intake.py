@@ -60,7 +60,8 @@ class Intake:
 
     def poll(self, max_records: int, now: float) -> Taken:
         """What is there now, without waiting. Raises OffsetOutOfRange, Retryable."""
-        polled = self._reader.poll(max_records, 0.0)
+        # By age over all partitions, so that no partition's groups are preferred.
+        polled = sorted(self._reader.poll(max_records, 0.0), key=lambda record: record.timestamp_ms)
         events: list[Event] = []
         others: list[r.Record] = []
         letters: list[r.DeadLetter] = []

@@ -152,7 +152,7 @@ class Policy:
             torch.set_rng_state(state["rng"]["cpu"])
             if self._device.type == "cuda" and state["rng"]["cuda"]:
                 torch.cuda.set_rng_state_all(state["rng"]["cuda"])
-        except (OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        except (OSError, RuntimeError, LookupError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"{path}: damaged or of another model: {str(error).splitlines()[0]}") from error
 
     def _loss(self, batch: Rows) -> tuple[torch.Tensor, LossSums]:
