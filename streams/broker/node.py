@@ -260,9 +260,6 @@ _ONE_NODE: Mapping[str, str] = {
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "group.consumer.assignment.interval.ms": "0",
-    # a node that was killed may register again once its old session has ended
-    "broker.session.timeout.ms": "3000",
-    "broker.heartbeat.interval.ms": "500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 

@@ -1,4 +1,4 @@
-"""Topics and offsets as seen from outside: creation, listing, deletion, committed offsets, bounds."""
+"""Topics: creation, listing, deletion, and what a producer has to know of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicCollection
-from confluent_kafka import TopicPartition as Partition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
     NewTopic,
-    OffsetSpec,
     ResourceType,
 )
 
@@ -22,7 +20,7 @@ from laminar.schemas.errors import TopicMismatch, UnknownTopic
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.errors import error_of
-from laminar.streams.log import Cleanup, TopicInfo, TopicPartition, TopicSpec
+from laminar.streams.log import Cleanup, TopicInfo, TopicSpec
 
 __all__ = ["Admin", "TopicFacts"]
 
@@ -32,7 +30,6 @@ _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
 _GIB = 1024**3
 _MIB = 1024**2
-_STABLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,60 +116,9 @@ class Admin:
         """What is remembered of a topic turned out to be wrong."""
         self._facts.pop(name, None)
 
-    def committed(self, group: str, topic: str) -> dict[TopicPartition, int]:
-        """A group's offsets, after transactions that are just being settled; not held up by one that stays open."""
-        partitions = [Partition(topic, p) for p in range(self.facts(topic).partitions)]
-        request = ConsumerGroupTopicPartitions(group, partitions)
-        deadline = Deadline.after(min(_STABLE_S, self._connection.request_timeout_s), f"offsets of group {group}")
-        while True:
-            stable = not deadline.passed
-            futures = self._start(
-                lambda c, t, stable=stable: c.list_consumer_group_offsets(  # type: ignore[misc]
-                    [request], require_stable=stable, request_timeout=t
-                )
-            )
-            try:
-                found = futures[group].result(self._connection.request_timeout_s + 1.0).topic_partitions
-                unstable = any(p.error is not None for p in found)
-            except KafkaException as e:
-                if error_of(e).code() != KafkaError.UNSTABLE_OFFSET_COMMIT or not stable:
-                    raise self._connection.failed(e, f"offsets of group {group}", client=self._client) from e
-                unstable = True
-            if not (stable and unstable):
-                return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
-            time.sleep(0.01)
-
-    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Last stable offsets."""
-        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-
-    def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """First readable offsets."""
-        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-
     def close(self) -> None:
         """Disconnect."""
         self._client = None
-
-    def _offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, int]:
-        request = {Partition(p.topic, p.partition): spec for p in partitions}
-        deadline = Deadline.after(self._connection.request_timeout_s, "leaders of partitions are known")
-        while request:
-            futures = self._start(
-                lambda c, t: c.list_offsets(request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=t)
-            )
-            try:
-                return {
-                    TopicPartition(p.topic, p.partition): self._result(f, f"offsets of {p.topic}[{p.partition}]").offset
-                    for p, f in futures.items()
-                }
-            except UnknownTopic:  # or a broker that has just come back
-                for topic in {p.topic for p in request}:
-                    self._facts.pop(topic, None)
-                    self.facts(topic)
-                deadline.check(", ".join(f"{p.topic}[{p.partition}]" for p in request))
-                time.sleep(0.02)
-        return {}
 
     def _partitions(self) -> dict[str, int]:
         client = self._connected()
@@ -213,8 +159,6 @@ class Admin:
         except KafkaException as e:
             if ignore is not None and error_of(e).code() == ignore:
                 return None
-            if error_of(e).code() == KafkaError._NOENT:
-                raise UnknownTopic(f"{what}: no such topic on {self._connection.bootstrap}") from e
             raise self._connection.failed(e, what, client=self._client) from e
         except TimeoutError as e:
             raise Deadline.after(self._connection.request_timeout_s, what).exceeded(self._connection.bootstrap) from e

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -120,6 +121,11 @@ class Connection:
         config = self._reading("laminar-reader", None) | {"fetch.wait.max.ms": fetch_wait_ms}
         return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
 
+    def onlooker(self, group: str, isolation: str) -> Consumer:
+        """A consumer that never subscribes: it sees a group's offsets. ``read_committed`` waits for open ones."""
+        config = self._reading(group, None) | {"client.id": "laminar", "isolation.level": isolation}
+        return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
+
     def member(self, group: str, instance: str | None) -> Consumer:
         """A consumer for a group. In the classic protocol ``instance`` makes it a static member: see KafkaConsumer."""
         config = self._reading(group, instance) | {"max.poll.interval.ms": int(self._poll_interval_s * 1000)}
@@ -160,7 +166,8 @@ class Connection:
     ) -> LaminarError:
         """Our error for a failed call; one that got no answer from any broker says for how long, and why."""
         if client is not None:
-            client.poll(0)  # deliver the error events that explain it
+            with suppress(KafkaException):  # raised again for a fatal error, which we have in hand
+                client.poll(0)  # deliver the error events that explain it
         error = error_of(exception)
         found = translate(error, f"{what} on {self.bootstrap}")
         if self._down_since is None or not isinstance(found, (DeadlineExceeded, Unavailable)):
@@ -175,6 +182,11 @@ class Connection:
     def answered(self) -> None:
         """A broker answered: whatever outage there was is over."""
         self._down_since = None
+
+    def refresh(self, client: Consumer) -> None:
+        """Learn who leads what now."""
+        with suppress(KafkaException):
+            client.list_topics(timeout=self.request_timeout_s)
 
     def check_outage(self, client: Consumer) -> None:
         """Raise Unavailable once no broker has answered for the configured time. Cheap while all is well."""

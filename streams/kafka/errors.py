@@ -86,6 +86,8 @@ _BY_CODE = {code: kind for kind, codes in _KINDS for code in codes}
 def translate(error: KafkaError, where: str) -> LaminarError:
     """Our error for librdkafka's; ``where`` says what was tried and on which broker."""
     kind = _BY_CODE.get(error.code())
+    if error.code() == KafkaError._FATAL:  # the cause stands in the text only
+        kind = Fenced if KafkaError(KafkaError.FENCED_INSTANCE_ID).str() in error.str() else Fatal
     if kind is None:
         kind = Fatal if error.fatal() else Aborted if error.txn_requires_abort() else Unavailable
     return kind(f"{where}: {error.str()} ({error.name()})")

@@ -17,6 +17,7 @@ from laminar.schemas.errors import OffsetOutOfRange
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.kafka.offsets import bounds_of
 from laminar.streams.log import Bounds, LogRecord, TopicPartition
 
 __all__ = ["Intake"]
@@ -63,14 +64,15 @@ class Intake:
                 if message is not None and message.error() is None:
                     size += self._admit(message)
                     wait = 0.0
-                    continue
-                if message is not None:
+                elif message is not None:
                     self._on_event(message)
-                elif self._batch:
-                    break
-                wait = 0.0 if self._batch else max(0.0, end - time.monotonic())
-                if message is None and wait == 0.0:
-                    break
+                self._raise_failure()
+                if message is None:
+                    if self._batch or wait == 0.0:
+                        break
+                    wait = max(0.0, end - time.monotonic())
+                elif not self._batch:
+                    wait = max(0.0, end - time.monotonic())
         except BaseException:
             self._put_back()
             raise
@@ -121,24 +123,18 @@ class Intake:
 
     def bounds(self, partition: TopicPartition) -> Bounds:
         """Readable range. Raises UnknownTopic."""
-        try:
-            low, high = self.client.get_watermark_offsets(
-                Partition(partition.topic, partition.partition), timeout=self._connection.request_timeout_s
-            )
-        except KafkaException as e:
-            raise self._connection.failed(e, f"{partition}: bounds", client=None) from e
-        self._connection.answered()
-        return Bounds(low, high)
+        return bounds_of(self.client, self._connection, partition)
 
     def _poll(self, timeout_s: float) -> Message | None:
         try:
-            message = self.client.poll(timeout_s)
+            return self.client.poll(timeout_s)
         except KafkaException as e:
             raise self._connection.failed(e, f"{self._name}: poll") from e
+
+    def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        return message
 
     def _admit(self, message: Message) -> int:
         record = _record(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
+from laminar.streams.kafka.offsets import Offsets
 from laminar.streams.kafka.reader import KafkaReader
 from laminar.streams.log import TopicPartition
 
@@ -22,17 +23,19 @@ _EXACT_S = 1.0
 class Lag:
     """Keeps one reader."""
 
-    def __init__(self, connection: Connection, admin: Admin) -> None:
+    def __init__(self, connection: Connection, admin: Admin, offsets: Offsets) -> None:
         self._connection = connection
         self._admin = admin
+        self._offsets = offsets
         self._reader: KafkaReader | None = None
 
     def of(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """Per partition; never below the truth, and exact near 0."""
         every = [TopicPartition(topic, p) for p in range(self._admin.facts(topic).partitions)]
-        ends, starts = self._admin.ends(every), self._admin.starts(every)
-        committed = self._admin.committed(group, topic)
-        first = {p: max(committed.get(p, 0), starts[p]) for p in every}
+        bounds = self._offsets.bounds(every)
+        ends = {p: bounds[p].end for p in every}
+        committed = self._offsets.committed(group, every)
+        first = {p: max(committed.get(p, 0), bounds[p].start) for p in every}
         lag = {p: max(0, ends[p] - first[p]) for p in every}
         behind = {p: first[p] for p in every if lag[p] > 0}
         if behind:
@@ -54,7 +57,7 @@ class Lag:
                 break
             if sum(counted.values()) > _EXACT_RECORDS:
                 break
-            for record in reader.poll(100, min(0.1, deadline.remaining())):
+            for record in reader.poll(100, min(0.02, deadline.remaining())):
                 counted[record.source] += record.offset < ends[record.source]
                 size += len(record.value or b"")
         reader.assign({})

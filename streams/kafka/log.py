@@ -13,6 +13,7 @@ from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import ClientSettings, Connection, GroupProtocol
 from laminar.streams.kafka.consumer import KafkaConsumer
 from laminar.streams.kafka.lag import Lag
+from laminar.streams.kafka.offsets import Offsets
 from laminar.streams.kafka.producer import KafkaProducer
 from laminar.streams.kafka.reader import KafkaReader
 from laminar.streams.log import RebalanceCallback, TopicInfo, TopicPartition, TopicSpec
@@ -62,7 +63,8 @@ class KafkaLog:
             compression=compression,
         )
         self._admin = Admin(self._connection, replication_factor)
-        self._lag = Lag(self._connection, self._admin)
+        self._offsets = Offsets(self._connection)
+        self._lag = Lag(self._connection, self._admin, self._offsets)
         self._open: weakref.WeakSet[KafkaConsumer | KafkaReader | KafkaProducer] = weakref.WeakSet()
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -107,13 +109,14 @@ class KafkaLog:
 
     def producer(self, transactional_id: str) -> KafkaProducer:
         """A transactional producer; fences every older one of the same id."""
-        made = KafkaProducer(self._connection, self._admin, transactional_id)
+        made = KafkaProducer(self._connection, self._admin, self._offsets, transactional_id)
         self._open.add(made)
         return made
 
     def committed(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """A group's committed offsets on a topic. Raises UnknownTopic."""
-        return self._admin.committed(group, topic)
+        partitions = self._admin.facts(topic).partitions
+        return self._offsets.committed(group, [TopicPartition(topic, p) for p in range(partitions)])
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """Records that the group has still to commit, per partition. Raises UnknownTopic."""
@@ -124,4 +127,5 @@ class KafkaLog:
         for opened in list(self._open):
             opened.close()
         self._lag.close()
+        self._offsets.close()
         self._admin.close()

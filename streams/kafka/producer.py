@@ -17,6 +17,7 @@ client cannot tell the two apart: the process has to start again.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.consumer import Token
 from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.kafka.offsets import Offsets
 from laminar.streams.log import Membership, OutRecord, TopicPartition, Transaction
 
 __all__ = ["KafkaProducer"]
@@ -39,6 +41,7 @@ __all__ = ["KafkaProducer"]
 _log = logging.getLogger(__name__)
 
 _VISIBLE_S = 1.0
+_CLOSE_S = 2.0
 _FRAMING = 100
 """Bytes that a record's own framing may add to a batch, generously."""
 
@@ -46,13 +49,15 @@ _FRAMING = 100
 class KafkaProducer:
     """Implements ``laminar.streams.log.Producer``. Its construction fences every older one of the id."""
 
-    def __init__(self, connection: Connection, admin: Admin, transactional_id: str) -> None:
+    def __init__(self, connection: Connection, admin: Admin, offsets: Offsets, transactional_id: str) -> None:
         self._connection = connection
         self._admin = admin
+        self._offsets = offsets
         self._id = transactional_id
         self._client: Client | None = None
         self._fenced: str | None = None
         self._closed = False
+        self._open = False
         self._groups: dict[str, object] = {}
         self._turn: Counter[str] = Counter()
         self._connect(connection.request_timeout_s)
@@ -64,10 +69,12 @@ class KafkaProducer:
     def close(self) -> None:
         """Abort what is open and release the id."""
         self._closed = True
-        client, self._client = self._client, None
+        client = self._client
         if client is not None:
+            if self._open:
+                self._abort(client, min(_CLOSE_S, self._connection.request_timeout_s))
             client.purge()
-            client.close()
+        self._client = None
 
     @contextmanager
     def _transaction(self, timeout_s: float) -> Iterator[Transaction]:
@@ -80,6 +87,7 @@ class KafkaProducer:
             client.begin_transaction()
         except KafkaException as e:
             raise self._ended(client, e, "begin") from e
+        self._open = True
         transaction = _Transaction(self._admin, client, self._id, timeout_s, self._turn)
         try:
             yield transaction
@@ -87,6 +95,7 @@ class KafkaProducer:
             self._abort(client, timeout_s)
             raise
         self._commit(client, transaction, timeout_s)
+        self._open = False
 
     def _connect(self, timeout_s: float) -> Client:
         client = self._connection.producer(self._id)
@@ -105,10 +114,10 @@ class KafkaProducer:
         except (Aborted, Evicted, RecordTooLarge, UnknownTopic):
             self._abort(client, timeout_s)
             raise
-        except Fenced:
-            raise
         except BaseException:
-            self._client = None  # unknown: step 4
+            self._open = False
+            if self._fenced is None:
+                self._client = None  # unknown: step 4
             raise
         self._connection.answered()
         self._wait_until_visible(transaction.last)
@@ -119,7 +128,8 @@ class KafkaProducer:
         token = membership.token
         metadata = token.metadata if isinstance(token, Token) else self._without_members(membership.group)
         positions = [Partition(p.topic, p.partition, offset) for p, offset in offsets.items()]
-        self._retried(client, lambda left: client.send_offsets_to_transaction(positions, metadata, left), deadline)
+        bounded = _Bounded(lambda left: client.send_offsets_to_transaction(positions, metadata, left))
+        self._retried(client, bounded, deadline)
 
     def _without_members(self, group: str) -> object:
         """Group metadata that says: no member, no epoch."""
@@ -165,7 +175,8 @@ class KafkaProducer:
 
     def _abort(self, client: Client, timeout_s: float) -> None:
         """Never raises: what cannot be aborted now is aborted before the next transaction begins."""
-        if self._fenced is not None:
+        self._open = False
+        if self._fenced is not None or (self._closed and self._client is None):
             return
         try:
             deadline = Deadline.after(timeout_s, f"transaction of {self._id} aborts")
@@ -179,13 +190,41 @@ class KafkaProducer:
         waiting = dict(last)
         while waiting and not deadline.passed:
             try:
-                ends = self._admin.ends(waiting)
+                bounds = self._offsets.bounds(waiting)
             except LaminarError as e:
                 _log.info("%s", e)
                 return
-            waiting = {p: offset for p, offset in waiting.items() if ends[p] <= offset}
+            waiting = {p: offset for p, offset in waiting.items() if bounds[p].end <= offset}
             if waiting:
                 time.sleep(0.002)
+
+
+class _Bounded:
+    """A call that may exceed its timeout (librdkafka lets it wait for the transaction timeout), on its own thread.
+
+    A call that is late is abandoned together with its client; nothing else uses that client any more.
+    """
+
+    def __init__(self, call: Callable[[float], None]) -> None:
+        self._call = call
+
+    def __call__(self, timeout_s: float) -> None:
+        ended: list[BaseException | None] = []
+
+        def run() -> None:
+            try:
+                self._call(timeout_s)
+                ended.append(None)
+            except BaseException as e:  # noqa: BLE001 - raised again by the caller's thread
+                ended.append(e)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if not ended:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        if ended[0] is not None:
+            raise ended[0]
 
 
 class _Transaction:

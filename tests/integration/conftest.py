@@ -1,9 +1,8 @@
-"""The real broker, started by the first test that asks for it and shared by all of them: topic names must be unique."""
+"""How the log's contract suite gets at Kafka."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,30 +11,10 @@ from laminar.streams.broker import Broker
 from laminar.streams.kafka import KafkaLog
 from tests.integration.streams.log_contract.conftest import Handles
 
-SESSION_S = 3.0
-
-# retention, compaction and time-outs within a test's patience
-_IMPATIENT = {
-    "log.initial.task.delay.ms": "200",
-    "log.retention.check.interval.ms": "200",
-    "log.cleaner.backoff.ms": "200",
-    "log.segment.delete.delay.ms": "1000",
-    "group.consumer.heartbeat.interval.ms": "200",
-}
-
-
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    directory = tmp_path_factory.mktemp("broker")
-    with Broker(directory, port=0, session_timeout_s=SESSION_S, settings=_IMPATIENT) as running:
-        yield running
-
 
 @pytest.fixture
 def kafka_handles(broker: Broker) -> Handles:
-    return Handles(
-        open=lambda: KafkaLog(broker.bootstrap, compression="none"), vanish=vanish, replaces_instances=False
-    )
+    return Handles(open=lambda: KafkaLog(broker.bootstrap, compression="none"), vanish=vanish, replaces_instances=False)
 
 
 def vanish(consumer: Any) -> None:
