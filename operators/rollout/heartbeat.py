@@ -86,6 +86,11 @@ class Heartbeat:
             at_ms=int(now * 1000),
         )
 
+    def renew(self) -> None:
+        """Begin anew, as a process that has not spoken yet."""
+        self._last = None
+        self._changed = True
+
     def spoken(self, now: float) -> None:
         """It was committed."""
         self._last = now

@@ -109,7 +109,7 @@ class Rollout:
 
     def step(self, now: float) -> bool:
         """See Operator.step."""
-        self._check_lease(now)
+        self._lost_lease(now)
         worked = False
         if now >= self._next_poll:
             self._next_poll = now + self._config.poll_s
@@ -236,19 +236,22 @@ class Rollout:
         urgent = force or (self._hurry and len(work.outbox) > 0)
         if not urgent and (now < self._next_flush or not (speak or waited)):
             return False
-        also = [outgoing(self._context.codec, self._status(now))] if speak or force else []
         began = self._context.clock()
+        if self._lost_lease(began):
+            return True
+        also = [outgoing(self._context.codec, self._status(now))] if speak or force else []
         try:
-            refused = work.outbox.flush(self._producer, also)
+            work.outbox.flush(self._producer, also)
         except (Aborted, Evicted) as error:
             logger.warning("nothing was written, trying again: %s", error)
             return False
+        finally:
+            work.bury_refused(now)
         ended = self._context.clock()
         self._next_flush = ended + _REST * (ended - began)
         self._hurry = False
         if also:
             self._heartbeat.spoken(now)
-        work.refuse(refused, now)
         return True
 
     def _status(self, now: float) -> r.RolloutStatus:
@@ -270,14 +273,16 @@ class Rollout:
             return "loading"
         return "sampling" if len(self._work.ledger) else "idle"
 
-    def _check_lease(self, now: float) -> None:
+    def _lost_lease(self, now: float) -> bool:
+        """Asked before work is taken or written: whether it was silent for too long, and so has nothing any more."""
         last = self._heartbeat.last
         if last is None or now - last <= self._config.lease_s:
-            return
+            return False
         logger.warning("silent for %.1f s: %d trajectories belong to others by now", now - last, len(self._work.ledger))
         self._work.abandon()
         self.incarnation = max(self.incarnation + 1, int(now * 1000))
-        self._heartbeat.hurry()
+        self._heartbeat.renew()
+        return True
 
 
 def build(config: RolloutConfig, context: Context) -> Rollout:

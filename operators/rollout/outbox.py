@@ -44,6 +44,7 @@ class Outbox:
     def __init__(self, max_transaction_bytes: int = 32 * 1024 * 1024) -> None:
         self._queue: deque[Envelope] = deque()
         self._max_bytes = max_transaction_bytes
+        self._refused: list[Refused] = []
         self.n_bytes = 0
         self.since = 0.0
         """When the oldest envelope came, epoch seconds."""
@@ -62,19 +63,19 @@ class Outbox:
     def clear(self) -> None:
         """Forget everything."""
         self._queue.clear()
+        self._refused.clear()
         self.n_bytes = 0
 
-    def flush(self, producer: Producer, also: Sequence[OutRecord] = ()) -> list[Refused]:
-        """Commit everything, and ``also`` in the last transaction. Returns what is above a topic's size limit.
+    def flush(self, producer: Producer, also: Sequence[OutRecord] = ()) -> None:
+        """Commit everything, and ``also`` in the last transaction. Sets aside what is above a topic's size limit.
 
         Raises what a transaction raises; what was not committed is still here.
         """
-        refused: list[Refused] = []
         while True:
             batch = self._batch()
             last = len(batch) == len(self._queue)
             if not batch and not also:
-                return refused
+                return
             current: Envelope | None = None
             try:
                 with producer.transaction() as tx:
@@ -89,13 +90,18 @@ class Outbox:
                     raise
                 self._queue.remove(current)
                 self.n_bytes -= current.n_bytes
-                refused.append(Refused(current.owned, error))
+                self._refused.append(Refused(current.owned, error))
                 continue
             for envelope in batch:
                 self._queue.popleft()
                 self.n_bytes -= envelope.n_bytes
             if last:
-                return refused
+                return
+
+    def take_refused(self) -> list[Refused]:
+        """What was set aside since the last call, also by a flush that raised."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def _batch(self) -> list[Envelope]:
         """The first envelopes, as many as one transaction should carry."""

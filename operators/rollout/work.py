@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from laminar.operators.rollout import event
 from laminar.operators.rollout.engine import Delta, Engine, EngineRequest
 from laminar.operators.rollout.ledger import Ledger, Owned
-from laminar.operators.rollout.outbox import Outbox, Refused
+from laminar.operators.rollout.outbox import Outbox
 from laminar.schemas import records as r
 from laminar.schemas.errors import EncodeError, InvalidRecord, InvalidRequest
 from laminar.streams.topics import Encoder, outgoing
@@ -140,9 +140,9 @@ class Work:
                 if self._withdraw(owned, now):
                     self._leave(owned, "drain", self._rollout_id, event.POOL, now)
 
-    def refuse(self, refused: Sequence[Refused], now: float) -> None:
+    def bury_refused(self, now: float) -> None:
         """Records above their topic's limit: the trajectories end as dead letters."""
-        for one in refused:
+        for one in self.outbox.take_refused():
             self._bury(one.owned, type(one.error).__name__, str(one.error), now)
 
     def abandon(self) -> None:

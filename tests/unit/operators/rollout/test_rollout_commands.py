@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from laminar.operators.rollout.engine import Delta
 from laminar.operators.rollout.engines.scripted import ScriptedEngine, always
 from laminar.operators.rollout.operator import Rollout
 from laminar.schemas import records as r
@@ -312,3 +313,25 @@ def test_a_process_that_slept_with_empty_hands_ignores_what_it_was_given_meanwhi
     stage.world.advance(30.0)  # by now repack has given it to somebody else
     stage.run(1.0, rollout)
     assert engine.submitted == []
+
+
+def test_a_process_that_slept_inside_a_step_writes_nothing_of_what_it_gave_up(stage: Stage) -> None:
+    class Sleeper(ScriptedEngine):
+        asleep_s = 0.0
+
+        def poll(self, timeout_s: float) -> list[Delta]:
+            stage.world.advance(self.asleep_s)
+            return super().poll(timeout_s)
+
+    engine = Sleeper(always(ten(100)), max_running=8)
+    rollout = stage.rollout(engine=engine, lease_s=5.0)
+    stage.prompts(1, sampling=LONG)
+    stage.run(0.3, rollout)
+    before = len(stage.read("trajectories.partial", object))
+    now = stage.world.now
+    engine.asleep_s = 30.0
+    rollout.step(now)
+    engine.asleep_s = 0.0
+    stage.run(3.0, rollout)
+    assert len(stage.read("trajectories.partial", object)) == before
+    assert stage.status().incarnation == rollout.incarnation > int(now * 1000)
