@@ -147,6 +147,16 @@ def test_large_values_lie_in_segment_files_and_damage_is_noticed(tmp_path: Path)
     log.close()
 
 
+def test_a_segment_that_is_missing_is_an_error_with_its_name_and_the_record(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    write(log, b"a" * LARGE)
+    (segment,) = segments(tmp_path)
+    segment.unlink()
+    with pytest.raises(Fatal, match=rf"t\[0\]@0: .*{segment.name} is missing"):
+        read(log)
+    log.close()
+
+
 def test_a_failed_commit_leaves_no_bytes_behind_in_the_segment(tmp_path: Path) -> None:
     log = opened(tmp_path)
     write(log, b"a" * LARGE)
