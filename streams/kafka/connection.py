@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from laminar.schemas.errors import ConfigError, DeadlineExceeded, LaminarError, Unavailable
+from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.errors import error_of, translate
 
 __all__ = ["ClientSettings", "Connection", "GroupProtocol"]
@@ -47,6 +48,20 @@ _OURS = frozenset(
         "error_cb",
     }
 )
+_MOVING = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""Something is being elected, loaded or created: true for a moment."""
 _REJECTED = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 _CONNECT: dict[str, Any] = {
     "reconnect.backoff.ms": 50,
@@ -179,14 +194,25 @@ class Connection:
             f"({self._reason or error.str()})"
         )
 
+    def ask(self, call: Callable[[float], T], what: str, client: Consumer, *, timeout_s: float | None = None) -> T:
+        """What ``call(seconds left)`` returns; asked again while leaders and coordinators move."""
+        deadline = Deadline.after(self.request_timeout_s if timeout_s is None else timeout_s, what)
+        while True:
+            try:
+                found = call(max(0.05, deadline.remaining()))
+            except KafkaException as e:
+                if error_of(e).code() not in _MOVING or deadline.passed:
+                    raise self.failed(e, what) from e
+                time.sleep(0.02)
+                with suppress(KafkaException):
+                    client.list_topics(timeout=max(0.05, deadline.remaining()))
+                continue
+            self.answered()
+            return found
+
     def answered(self) -> None:
         """A broker answered: whatever outage there was is over."""
         self._down_since = None
-
-    def refresh(self, client: Consumer) -> None:
-        """Learn who leads what now."""
-        with suppress(KafkaException):
-            client.list_topics(timeout=self.request_timeout_s)
 
     def check_outage(self, client: Consumer) -> None:
         """Raise Unavailable once no broker has answered for the configured time. Cheap while all is well."""

@@ -89,10 +89,10 @@ class KafkaConsumer:
         partitions = _theirs(self._intake.positions)
         if not partitions:
             return {}
-        try:
-            found = self._intake.client.committed(partitions, timeout=self._connection.request_timeout_s)
-        except KafkaException as e:
-            raise self._connection.failed(e, f"group {self._group}: committed offsets") from e
+        client = self._intake.client
+        found = self._connection.ask(
+            lambda left: client.committed(partitions, timeout=left), f"group {self._group}: committed offsets", client
+        )
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def seek(self, partition: TopicPartition, offset: int) -> None:

@@ -10,43 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import Unavailable, UnknownTopic
+from laminar.schemas.errors import Retryable, Unavailable, UnknownTopic
 from laminar.streams.kafka.connection import Connection
-from laminar.streams.kafka.errors import error_of
 from laminar.streams.log import Bounds, TopicPartition
 
 __all__ = ["Offsets", "bounds_of"]
 
 _STABLE_S = 2.0
 _MAX_CLIENTS = 32
-_LEADER_MOVES = frozenset(
-    {
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-    }
-)
-_ATTEMPTS = 20
-
 Isolation = Literal["read_committed", "read_uncommitted"]
 
 
 def bounds_of(client: Consumer, connection: Connection, partition: TopicPartition) -> Bounds:
     """Readable range of one partition, up to the last stable offset. Raises UnknownTopic, Unavailable."""
     asked = Partition(partition.topic, partition.partition)
-    for attempt in range(_ATTEMPTS):
-        try:
-            low, high = client.get_watermark_offsets(asked, timeout=connection.request_timeout_s)
-            break
-        except KafkaException as e:
-            if attempt == _ATTEMPTS - 1 or error_of(e).code() not in _LEADER_MOVES:
-                raise connection.failed(e, f"{partition}: bounds") from e
-            connection.refresh(client)
-    connection.answered()
+    low, high = connection.ask(
+        lambda left: client.get_watermark_offsets(asked, timeout=left), f"{partition}: bounds", client
+    )
     return Bounds(low, high)
 
 
@@ -67,16 +50,16 @@ class Offsets:
     def committed(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """A group's offsets, after transactions that are just being settled; not held up by one that stays open."""
         asked = [Partition(p.topic, p.partition) for p in partitions]
-        timeout_s = self._connection.request_timeout_s
-        stable_s = min(_STABLE_S, timeout_s / 2)
+        what = f"offsets of group {group}"
+        stable_s = min(_STABLE_S, self._connection.request_timeout_s / 2)
         try:
-            found = self._client(group, "read_committed").committed(asked, timeout=stable_s)
-        except KafkaException:
-            try:
-                found = self._client(group, "read_uncommitted").committed(asked, timeout=timeout_s - stable_s)
-            except KafkaException as e:
-                raise self._connection.failed(e, f"offsets of group {group}") from e
-        self._connection.answered()
+            stable = self._client(group, "read_committed")
+            found = self._connection.ask(
+                lambda left: stable.committed(asked, timeout=left), what, stable, timeout_s=stable_s
+            )
+        except Retryable:
+            client = self._client(group, "read_uncommitted")
+            found = self._connection.ask(lambda left: client.committed(asked, timeout=left), what, client)
         for p in found:
             if p.error is not None:
                 kind = UnknownTopic if p.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART else Unavailable

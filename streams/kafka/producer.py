@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import Producer as Client
 from confluent_kafka import TopicPartition as Partition
 
@@ -34,7 +34,8 @@ from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.consumer import Token
 from laminar.streams.kafka.errors import error_of, translate
 from laminar.streams.kafka.offsets import Offsets
-from laminar.streams.log import Membership, OutRecord, TopicPartition, Transaction
+from laminar.streams.kafka.transaction import KafkaTransaction
+from laminar.streams.log import Membership, TopicPartition, Transaction
 
 __all__ = ["KafkaProducer"]
 
@@ -42,8 +43,6 @@ _log = logging.getLogger(__name__)
 
 _VISIBLE_S = 1.0
 _CLOSE_S = 2.0
-_FRAMING = 100
-"""Bytes that a record's own framing may add to a batch, generously."""
 
 
 class KafkaProducer:
@@ -88,7 +87,7 @@ class KafkaProducer:
         except KafkaException as e:
             raise self._ended(client, e, "begin") from e
         self._open = True
-        transaction = _Transaction(self._admin, client, self._id, timeout_s, self._turn)
+        transaction = KafkaTransaction(self._admin, client, self._id, timeout_s, self._turn)
         try:
             yield transaction
         except BaseException:
@@ -105,7 +104,7 @@ class KafkaProducer:
         self._client = client
         return client
 
-    def _commit(self, client: Client, transaction: _Transaction, timeout_s: float) -> None:
+    def _commit(self, client: Client, transaction: KafkaTransaction, timeout_s: float) -> None:
         deadline = Deadline.after(timeout_s, f"transaction of {self._id} commits")
         try:
             for membership, offsets in transaction.offsets:
@@ -144,7 +143,7 @@ class KafkaProducer:
         client: Client,
         call: Callable[[float], None],
         deadline: Deadline,
-        transaction: _Transaction | None = None,
+        transaction: KafkaTransaction | None = None,
     ) -> None:
         """Call until it succeeds or fails for good; the deadline bounds it."""
         while True:
@@ -225,84 +224,3 @@ class _Bounded:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         if ended[0] is not None:
             raise ended[0]
-
-
-class _Transaction:
-    """Implements ``laminar.streams.log.Transaction``."""
-
-    def __init__(self, admin: Admin, client: Client, name: str, timeout_s: float, turn: Counter[str]) -> None:
-        self.offsets: list[tuple[Membership, dict[TopicPartition, int]]] = []
-        self.last: dict[TopicPartition, int] = {}
-        """Last offset written per partition."""
-        self.refused: KafkaError | None = None
-        """Why the first record that could not be written could not."""
-        self._admin = admin
-        self._client = client
-        self._name = name
-        self._timeout_s = timeout_s
-        self._turn = turn
-        self._unflushed: Counter[str] = Counter()
-
-    def send(self, record: OutRecord) -> None:
-        """Add a record. Raises RecordTooLarge, UnknownTopic, DeadlineExceeded (the broker is slower than we are)."""
-        facts = self._admin.facts(record.topic)
-        partition = record.partition
-        if partition is None and record.key is None:
-            partition = self._turn[record.topic] % facts.partitions
-            self._turn[record.topic] += 1
-        if partition is not None and not 0 <= partition < facts.partitions:
-            raise UnknownTopic(f"{record.topic}[{partition}]: no such partition (the topic has {facts.partitions})")
-        size = len(record.key or b"") + len(record.value or b"") + sum(len(n) + len(v) for n, v in record.headers)
-        if size > facts.max_record_bytes:
-            raise RecordTooLarge(
-                f"{record.topic}: a record of {size} bytes is above the topic's limit of {facts.max_record_bytes}"
-            )
-        self._keep_batches_small(record.topic, size + _FRAMING, facts.max_record_bytes)
-        deadline = Deadline.after(self._timeout_s, f"producer {self._name}: room in the send queue")
-        while True:
-            try:
-                self._client.produce(
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    partition=-1 if partition is None else partition,
-                    timestamp=0 if record.timestamp_ms is None else record.timestamp_ms,
-                    headers=list(record.headers),
-                    on_delivery=self._delivered,
-                )
-                self._client.poll(0)
-                return
-            except BufferError:
-                deadline.check()
-                self._client.poll(min(0.1, deadline.remaining()))
-            except KafkaException as e:
-                raise translate(error_of(e), f"producer {self._name}: send to {record.topic}") from e
-
-    def commit_offsets(self, membership: Membership, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit, together with the records, the next offset to read of each partition. Raises Evicted."""
-        token = membership.token
-        if isinstance(token, Token):
-            lost = sorted(map(str, offsets.keys() - token.owned))
-            if lost:
-                raise Evicted(f"group {membership.group}: {', '.join(lost)}: not assigned to this member")
-        self.offsets.append((membership, dict(offsets)))
-
-    def _keep_batches_small(self, topic: str, size: int, limit: int) -> None:
-        """A broker refuses a batch above the topic's limit, even where each record is below it."""
-        if limit >= 1_000_000:
-            return
-        if self._unflushed[topic] + size > limit:
-            self._client.flush(self._timeout_s)
-            self._unflushed[topic] = 0
-        self._unflushed[topic] += size
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        if error is not None:
-            if self.refused is None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-                self.refused = error
-            if topic is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                self._admin.forget(topic)
-        elif topic is not None and partition is not None and offset is not None:
-            where = TopicPartition(topic, partition)
-            self.last[where] = max(self.last.get(where, -1), offset)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Partition
 
 from laminar.schemas.errors import Fatal, UnknownTopic
@@ -59,10 +58,10 @@ class KafkaReader:
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         """First offset whose timestamp is at least this; Bounds.end if there is none."""
         asked = [Partition(partition.topic, partition.partition, max(0, timestamp_ms))]
-        try:
-            (found,) = self._intake.client.offsets_for_times(asked, timeout=self._connection.request_timeout_s)
-        except KafkaException as e:
-            raise self._connection.failed(e, f"{partition}: offset at {timestamp_ms}") from e
+        client = self._intake.client
+        (found,) = self._connection.ask(
+            lambda left: client.offsets_for_times(asked, timeout=left), f"{partition}: offset at {timestamp_ms}", client
+        )
         return found.offset if found.offset >= 0 else self.bounds(partition).end
 
     def close(self) -> None:

@@ -1,0 +1,102 @@
+"""An open transaction: what is in it, and how much of it waits to be sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import Producer as Client
+
+from laminar.schemas.errors import Evicted, RecordTooLarge, UnknownTopic
+from laminar.streams.deadline import Deadline
+from laminar.streams.kafka.admin import Admin
+from laminar.streams.kafka.consumer import Token
+from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.log import Membership, OutRecord, TopicPartition
+
+__all__ = ["KafkaTransaction"]
+
+_FRAMING = 100
+"""Bytes that a record's own framing may add to a batch, generously."""
+
+
+class KafkaTransaction:
+    """Implements ``laminar.streams.log.Transaction``."""
+
+    def __init__(self, admin: Admin, client: Client, name: str, timeout_s: float, turn: Counter[str]) -> None:
+        self.offsets: list[tuple[Membership, dict[TopicPartition, int]]] = []
+        self.last: dict[TopicPartition, int] = {}
+        """Last offset written per partition."""
+        self.refused: KafkaError | None = None
+        """Why the first record that could not be written could not."""
+        self._admin = admin
+        self._client = client
+        self._name = name
+        self._timeout_s = timeout_s
+        self._turn = turn
+        self._unflushed: Counter[str] = Counter()
+
+    def send(self, record: OutRecord) -> None:
+        """Add a record. Raises RecordTooLarge, UnknownTopic, DeadlineExceeded (the broker is slower than we are)."""
+        facts = self._admin.facts(record.topic)
+        partition = record.partition
+        if partition is None and record.key is None:
+            partition = self._turn[record.topic] % facts.partitions
+            self._turn[record.topic] += 1
+        if partition is not None and not 0 <= partition < facts.partitions:
+            raise UnknownTopic(f"{record.topic}[{partition}]: no such partition (the topic has {facts.partitions})")
+        size = len(record.key or b"") + len(record.value or b"") + sum(len(n) + len(v) for n, v in record.headers)
+        if size > facts.max_record_bytes:
+            raise RecordTooLarge(
+                f"{record.topic}: a record of {size} bytes is above the topic's limit of {facts.max_record_bytes}"
+            )
+        self._keep_batches_small(record.topic, size + _FRAMING, facts.max_record_bytes)
+        deadline = Deadline.after(self._timeout_s, f"producer {self._name}: room in the send queue")
+        while True:
+            try:
+                self._client.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    partition=-1 if partition is None else partition,
+                    timestamp=0 if record.timestamp_ms is None else record.timestamp_ms,
+                    headers=list(record.headers),
+                    on_delivery=self._delivered,
+                )
+                self._client.poll(0)
+                return
+            except BufferError:
+                deadline.check()
+                self._client.poll(min(0.1, deadline.remaining()))
+            except KafkaException as e:
+                raise translate(error_of(e), f"producer {self._name}: send to {record.topic}") from e
+
+    def commit_offsets(self, membership: Membership, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit, together with the records, the next offset to read of each partition. Raises Evicted."""
+        token = membership.token
+        if isinstance(token, Token):
+            lost = sorted(map(str, offsets.keys() - token.owned))
+            if lost:
+                raise Evicted(f"group {membership.group}: {', '.join(lost)}: not assigned to this member")
+        self.offsets.append((membership, dict(offsets)))
+
+    def _keep_batches_small(self, topic: str, size: int, limit: int) -> None:
+        """A broker refuses a batch above the topic's limit, even where each record is below it."""
+        if limit >= 1_000_000:
+            return
+        if self._unflushed[topic] + size > limit:
+            self._client.flush(self._timeout_s)
+            self._unflushed[topic] = 0
+        self._unflushed[topic] += size
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is not None:
+            if self.refused is None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+                self.refused = error
+            if topic is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                self._admin.forget(topic)
+        elif topic is not None and partition is not None and offset is not None:
+            where = TopicPartition(topic, partition)
+            self.last[where] = max(self.last.get(where, -1), offset)
