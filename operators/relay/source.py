@@ -99,10 +99,13 @@ class RelaySource:
         patience = time.monotonic() + min(self._patience_s, deadline.remaining())
         next_refresh = 0.0
         here: list[RelayStatus] = []
+        known = False
         while True:
             now = time.monotonic()
             if now >= next_refresh:
-                here = [s for s in self._directory.refresh().values() if is_here(s)]
+                relays = self._directory.refresh()
+                known = bool(relays)
+                here = [s for s in relays.values() if is_here(s)]
                 next_refresh = now + _DIRECTORY_S
             for status in sorted(here, key=lambda s: s.relay_id != manifest.relay_id):
                 for slot in sealed(Path(status.shm_dir), manifest.epoch, manifest.version, manifest.root_digest):
@@ -110,7 +113,8 @@ class RelaySource:
                     if held is not None:
                         with held:
                             return held.map(manifest.total_bytes)
-            if not any(self._may_come(manifest, s) for s in here) or time.monotonic() >= patience:
+            may_come = not known or any(self._may_come(manifest, s) for s in here)
+            if not may_come or time.monotonic() >= patience:
                 return None
             time.sleep(_POLL_S)
 

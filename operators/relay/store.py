@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from laminar.operators.relay.manifest import chunk_ok, chunk_range, from_json, label, n_chunks, to_json
-from laminar.operators.relay.slot import Lease, Mappings, Note, Slot, allocate, lease, leased, replace_file, slots
-from laminar.schemas.errors import ConfigError, Fenced, Unavailable, WeightsMismatch
+from laminar.operators.relay.pool import Entry, SlotPool
+from laminar.operators.relay.slot import Lease, Mappings, Note, Slot, lease, leased, replace_file, slots
+from laminar.schemas.errors import Fenced, Unavailable, WeightsMismatch
 from laminar.schemas.records import HeldVersion, VersionManifest
 
 __all__ = ["Fill", "OpenSlot", "Progress", "Reservation", "SlotStore"]
@@ -47,24 +47,10 @@ class Progress:
     n_chunks: int
 
 
-@dataclass(slots=True)
-class _Entry:
-    slot: Slot
-    state: Literal["free", "staged", "sealing", "sealed", "filling", "adopting"] = "free"
-    nonce: str = ""
-    manifest: VersionManifest | None = None
-    verified: int = 0
-    """Leading chunks that match the manifest."""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.manifest.epoch, self.manifest.version) if self.manifest else (-1, -1)
-
-
 class Fill:
     """A slot being filled by a pull: see SlotStore.begin."""
 
-    def __init__(self, store: SlotStore, entry: _Entry, manifest: VersionManifest) -> None:
+    def __init__(self, store: SlotStore, entry: Entry, manifest: VersionManifest) -> None:
         self.manifest = manifest
         self._store = store
         self._entry = entry
@@ -91,7 +77,7 @@ class Fill:
 class OpenSlot:
     """A leased slot whose bytes are served, perhaps while they still come in."""
 
-    def __init__(self, store: SlotStore, entry: _Entry, manifest: VersionManifest) -> None:
+    def __init__(self, store: SlotStore, entry: Entry, manifest: VersionManifest) -> None:
         self._store = store
         self._entry = entry
         self._manifest = manifest
@@ -115,11 +101,12 @@ class SlotStore:
         self._changed = threading.Condition()
         self._hashing = ThreadPoolExecutor(hash_threads, thread_name_prefix="relay-hash")
         self._mappings = Mappings()
-        self._entries: list[_Entry] = []
+        self._pool = SlotPool(folder)
+        self._entries = self._pool.entries
         self._epoch = -1
         self._closed = False
         self.generation = 0
-        """Grows with every change of what is held."""
+        """Grows when a version comes or goes."""
 
     # -- what the trainer does
 
@@ -130,7 +117,7 @@ class SlotStore:
         """
         with self._changed:
             self._check_epoch(epoch, f"version {version}")
-            entry = self._take(total_bytes)
+            entry = self._pool.take(total_bytes)
             entry.state, entry.nonce = "staged", uuid.uuid4().hex
             entry.slot.write_note(Note(state="staged", nonce=entry.nonce, epoch=epoch, version=version))
             return Reservation(
@@ -163,7 +150,7 @@ class SlotStore:
     def begin(self, manifest: VersionManifest) -> Fill:
         """A slot to pull this version into; what an earlier attempt verified is still there."""
         with self._changed:
-            entry = self._take(manifest.total_bytes)
+            entry = self._pool.take(manifest.total_bytes)
             entry.state, entry.manifest, entry.verified, entry.nonce = "filling", manifest, 0, uuid.uuid4().hex
             note = Note(state="staged", nonce=entry.nonce, epoch=manifest.epoch, version=manifest.version)
             try:
@@ -173,12 +160,12 @@ class SlotStore:
                 self._free(entry)
                 raise
 
-    def _advance(self, entry: _Entry, have: int) -> None:
+    def _advance(self, entry: Entry, have: int) -> None:
         with self._changed:
             entry.verified = have
-            self._notify()
+            self._changed.notify_all()
 
-    def _end(self, entry: _Entry) -> None:
+    def _end(self, entry: Entry) -> None:
         manifest = entry.manifest
         if manifest is not None and entry.verified == n_chunks(manifest):
             self._mark_sealed(entry, manifest)
@@ -225,7 +212,7 @@ class SlotStore:
                 return None
             return OpenSlot(self, entry, entry.manifest)
 
-    def _verified_bytes(self, entry: _Entry, manifest: VersionManifest, above: int, wait_s: float) -> int:
+    def _verified_bytes(self, entry: Entry, manifest: VersionManifest, above: int, wait_s: float) -> int:
         with self._changed:
 
             def now() -> int:
@@ -252,7 +239,7 @@ class SlotStore:
         with self._changed:
             for slot in slots(self.folder):
                 note = slot.note()
-                entry = _Entry(slot)
+                entry = Entry(slot)
                 self._entries.append(entry)
                 if note and note.state == "sealed" and note.names in published:
                     entry.state, entry.nonce = "adopting", note.nonce
@@ -275,7 +262,7 @@ class SlotStore:
         with self._changed:
             return any(e.state == "sealing" or (e.state == "staged" and leased(e.slot.data)) for e in self._entries)
 
-    def _adopt(self, entry: _Entry) -> None:
+    def _adopt(self, entry: Entry) -> None:
         try:
             manifest = from_json(json.loads(entry.slot.manifest.read_bytes()))
             self._verify(entry.slot, manifest)
@@ -296,7 +283,7 @@ class SlotStore:
 
     # -- inside
 
-    def _find(self, root_digest: str) -> _Entry | None:
+    def _find(self, root_digest: str) -> Entry | None:
         """The entry with most of these bytes."""
         found = [
             e
@@ -309,54 +296,11 @@ class SlotStore:
         if epoch < self._epoch:
             raise Fenced(f"{what}: its trainer's epoch {epoch} is over, epoch {self._epoch} publishes here")
 
-    def _take(self, size: int) -> _Entry:
-        """A slot that nobody leases, large enough: a free one, a new one, or the oldest version's."""
-        idle = [e for e in self._entries if e.state in ("free", "staged") and not leased(e.slot.data)]
-        for entry in idle:
-            self._free(entry)
-        best = max(idle, key=lambda e: e.slot.capacity(), default=None)
-        entry = best or self._new_entry()
-        try:
-            allocate(entry.slot.data, size)
-        except ConfigError as error:
-            if best is None:
-                self._entries.remove(entry)
-            return self._evict(size, error)
-        return entry
-
-    def _evict(self, size: int, full: ConfigError) -> _Entry:
-        """Make room by dropping old versions, never the newest one."""
-        by_age = sorted((e for e in self._entries if e.state == "sealed"), key=lambda e: e.order)
-        for entry in by_age[:-1]:
-            if not leased(entry.slot.data):
-                _log.warning("version %d is dropped early: %s", entry.order[1], full)
-                self._free(entry)
-                if leased(entry.slot.data):  # a reader came between; after the note is gone none can
-                    continue
-                try:
-                    allocate(entry.slot.data, size)
-                except ConfigError:
-                    entry.slot.data.unlink(missing_ok=True)
-                    self._entries.remove(entry)
-                    continue
-                return entry
-        if any(leased(e.slot.data) for e in self._entries):
-            raise Unavailable(f"every slot is being read or written, and no further one fits: {full}")
-        raise full
-
-    def _new_entry(self) -> _Entry:
-        used = {e.slot.index for e in self._entries}
-        entry = _Entry(Slot(self.folder, next(i for i in range(len(used) + 1) if i not in used)))
-        self._entries.append(entry)
-        return entry
-
-    def _free(self, entry: _Entry) -> None:
-        entry.slot.free()
-        entry.slot.manifest.unlink(missing_ok=True)
-        entry.state, entry.nonce, entry.manifest, entry.verified = "free", "", None, 0
+    def _free(self, entry: Entry) -> None:
+        self._pool.free(entry)
         self._notify()
 
-    def _mark_sealed(self, entry: _Entry, manifest: VersionManifest) -> None:
+    def _mark_sealed(self, entry: Entry, manifest: VersionManifest) -> None:
         with self._changed:
             replace_file(entry.slot.manifest, json.dumps(to_json(manifest)).encode())
             entry.slot.write_note(
@@ -370,9 +314,8 @@ class SlotStore:
             )
             entry.state, entry.manifest, entry.verified = "sealed", manifest, n_chunks(manifest)
             self._epoch = max(self._epoch, manifest.epoch)
-            by_age = sorted((e for e in self._entries if e.state == "sealed"), key=lambda e: e.order)
-            for old in by_age[: -self._keep]:
-                self._free(old)
+            for old in self._pool.sealed_by_age()[: -self._keep]:
+                self._pool.free(old)
             self._notify()
 
     def _verify(self, slot: Slot, manifest: VersionManifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 import time
@@ -96,9 +97,13 @@ class RelayRun:
         stop = threading.Event()
 
         def loop() -> None:
-            while not stop.is_set():
-                if not operator.step(time.time()):
-                    stop.wait(0.005)
+            try:
+                while not stop.is_set():
+                    if not operator.step(time.time()):
+                        stop.wait(0.005)
+            except BaseException:
+                logging.getLogger(__name__).exception("relay-%d ended", index)
+                raise
 
         thread = threading.Thread(target=loop, daemon=True)
 
