@@ -38,16 +38,18 @@ class Cursor:
         order = [p for p in self._positions if p not in self._paused]
         if not order or max_records < 1:
             return []
-        self._turn = (self._turn + 1) % len(order)
+        turn = self._turn % len(order)
         found: list[LogRecord] = []
         size = 0
-        for partition in order[self._turn :] + order[: self._turn]:
+        for partition in order[turn:] + order[:turn]:
             if len(found) >= max_records or size >= _POLL_BYTES:
                 break
             got = self._store.fetch(partition, self._positions[partition], max_records - len(found), self._who)
             self._positions[partition] = got.next_offset
             found += got.records
             size += sum(len(r.value) for r in got.records if r.value)
+        if found:
+            self._turn = turn + 1
         self._empty = None if found else version
         return found
 
