@@ -199,8 +199,8 @@ class Broker:
         except subprocess.TimeoutExpired as e:
             raise deadline.exceeded("formatting its storage") from e
         if done.returncode != 0:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["?"]
-            raise Unavailable(f"broker: cannot format {self.directory}: {last[0]}")
+            reason = _reason([*done.stdout.splitlines(), *done.stderr.splitlines()])
+            raise Unavailable(f"broker: cannot format {self.directory}: {reason}")
 
     def _wait_until_it_answers(self, deadline: Deadline) -> None:
         from confluent_kafka import KafkaException
@@ -228,9 +228,7 @@ class Broker:
 
     def _last_words(self) -> str:
         with self.log_file.open(encoding="utf-8", errors="replace") as lines:
-            tail = [line.strip() for line in lines][-200:]
-        told = [line for line in tail if "Exception" in line and not line.startswith("at ")]
-        return (told or tail or ["no reason given"])[-1]
+            return _reason(list(lines)[-200:])
 
 
 def start(directory: Path, port: int = 9092, *, timeout_s: float = 120.0, session_timeout_s: float = 6.0) -> Broker:
@@ -262,6 +260,13 @@ _ONE_NODE: Mapping[str, str] = {
     "group.consumer.assignment.interval.ms": "0",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
+
+
+def _reason(lines: list[str]) -> str:
+    """The line of Java's last words that says what is wrong."""
+    said = [line.strip() for line in lines if line.strip() and not line.strip().startswith("at ")]
+    told = [line for line in said if "Exception" in line]
+    return (told or said or ["no reason given"])[-1]
 
 
 def _logging() -> tuple[str, ...]:

@@ -1,0 +1,92 @@
+"""The development broker as a process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from laminar.schemas.errors import ConfigError, DeadlineExceeded, Unavailable
+from laminar.streams.broker import Broker
+from laminar.streams.deadline import Deadline
+from laminar.streams.kafka import KafkaLog
+from laminar.streams.log import OutRecord, TopicPartition, TopicSpec
+from tests.integration.streams.log_contract.driving import WAIT_S, commit, poll_some, produce, read_values
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+_CHILD = """
+import sys, time
+from pathlib import Path
+from laminar.streams.broker import Broker
+print(Broker(Path(sys.argv[1]), port=0).start().pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_port_in_use_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
+            Broker(tmp_path, port=port).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, port=0, settings={"node.id": "-5"})
+    with pytest.raises(Unavailable, match=r"node\.id"):
+        broker.start()
+    assert not broker.running
+
+
+def test_killed_inside_a_commit_and_restarted_the_broker_keeps_all_but_what_was_not_committed(
+    broker: Broker, log: KafkaLog, make_log: Callable[..., KafkaLog], unique: Callable[[str], str]
+) -> None:
+    source, target, group, name = unique("in"), unique("out"), unique("g"), unique("p")
+    log.create_topics([TopicSpec(name=source, partitions=1), TopicSpec(name=target, partitions=1)])
+    where, producer = TopicPartition(source, 0), log.producer(name)
+    produce(producer, source, [b"a", b"b"])
+    consumer = log.consumer(group, [source])
+    poll_some(consumer, 2)
+    commit(producer, consumer, {where: 1})
+
+    def interrupted() -> None:
+        with producer.transaction(timeout_s=0.5) as tx:
+            tx.send(OutRecord(topic=target, key=b"k", value=b"lost"))
+            tx.commit_offsets(consumer.membership(), {where: 2})
+            broker.kill()
+
+    try:
+        with pytest.raises((Unavailable, DeadlineExceeded), match=f"transaction of {name} commits"):
+            interrupted()
+    finally:
+        broker.start()
+    with producer.transaction(timeout_s=WAIT_S) as tx:
+        tx.send(OutRecord(topic=target, key=b"k", value=b"kept"))
+    after = make_log()
+    assert read_values(after, source) == [b"a", b"b"]
+    assert read_values(after, target) == [b"kept"]
+    assert after.committed(group, source) == {where: 1}
+
+
+def test_the_broker_dies_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    status = Path(f"/proc/{pid}/cmdline")
+    assert "kafka.Kafka" in status.read_text(encoding="utf-8")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = Deadline.after(10, "the broker is gone")
+    while status.exists() and status.read_text(encoding="utf-8"):
+        deadline.check()
+        time.sleep(0.02)
