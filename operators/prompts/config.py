@@ -53,6 +53,8 @@ class PromptsConfig(OperatorConfig):
     """Reads datasets and admits groups at the pace of training."""
 
     kind: Literal["prompts"] = "prompts"
+    replicas: Literal[1] = 1
+    """There is one: a second one would admit without knowing the bound of the first."""
     train: DataConfig
     """Prompts to train on."""
     eval: DataConfig | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from laminar.operators.prompts.config import DataConfig, PromptsConfig
 from laminar.operators.prompts.operator import Prompts
@@ -16,6 +17,7 @@ from laminar.schemas import records as r
 from laminar.schemas.errors import ConfigError, TopicMismatch
 from laminar.streams.deadline import Deadline
 from laminar.streams.reading import partitions_of, read_topic
+from laminar.streams.topics import TOPICS
 from tests.support.dataflow import World
 
 ROWS = 6
@@ -262,3 +264,17 @@ def test_a_prompt_longer_than_the_model_allows_is_refused_with_file_and_line(tmp
 def test_a_bound_below_one_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_outstanding_groups: 1 is less than groups_per_step=2"):
         operator(World(groups_per_step=2), config(tmp_path, max_outstanding_groups=1))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("replicas", 2), ("max_outstanding_groups", 0), ("max_outstanding_groups", -1)]
+)
+def test_c3_a_producer_without_a_bound_on_admission_is_refused(tmp_path: Path, setting: str, value: int) -> None:
+    with pytest.raises(ValidationError, match=setting):
+        config(tmp_path, **{setting: value})
+
+
+def test_c3_nothing_between_admission_and_training_is_ever_evicted() -> None:
+    for name in ("prompts", "trajectories.completed", "trajectories.scored", "training.steps", "dead.letters"):
+        spec = TOPICS[name].spec
+        assert (spec.cleanup, spec.retention_ms, spec.retention_bytes) == ("delete", -1, -1)
