@@ -143,7 +143,8 @@ class Loop:
         polled = False
         while True:
             owned = self._consumer.assignment()
-            share = max(1, self._max_in_hand // max(1, len(owned)))
+            # Before anything is assigned: one record, or one partition could fill the hands for good.
+            share = max(1, self._max_in_hand // len(owned)) if owned else 1
             closed = draining or self.in_hand >= self._max_in_hand
             self._pause(owned, frozenset(p for p in owned if closed or len(self._in_hand.get(p, ())) >= share))
             records = self._consumer.poll(share, timeout_s=0.0)
