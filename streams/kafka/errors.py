@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from confluent_kafka import KafkaError, KafkaException
 
 from laminar.schemas.errors import (
     Aborted,
     ConfigError,
     DeadlineExceeded,
+    EncodeError,
     Evicted,
     Fatal,
     Fenced,
@@ -21,7 +19,7 @@ from laminar.schemas.errors import (
     UnknownTopic,
 )
 
-__all__ = ["error_of", "translate", "translated"]
+__all__ = ["error_of", "translate"]
 
 _KINDS: tuple[tuple[type[LaminarError], tuple[int, ...]], ...] = (
     (
@@ -53,6 +51,7 @@ _KINDS: tuple[tuple[type[LaminarError], tuple[int, ...]], ...] = (
             KafkaError._UNKNOWN_PARTITION,
         ),
     ),
+    (EncodeError, (KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.INVALID_TIMESTAMP)),
     (RecordTooLarge, (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)),
     (OffsetOutOfRange, (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)),
     (
@@ -97,12 +96,3 @@ def error_of(exception: KafkaException) -> KafkaError:
     """The KafkaError inside."""
     inner = exception.args[0] if exception.args else None
     return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
-
-
-@contextmanager
-def translated(where: str) -> Iterator[None]:
-    """Raise translate(...) in place of a KafkaException."""
-    try:
-        yield
-    except KafkaException as e:
-        raise translate(error_of(e), where) from e

@@ -27,12 +27,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import Producer as Client
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import Aborted, Evicted, Fatal, Fenced, LaminarError, RecordTooLarge, UnknownTopic
+from laminar.schemas.errors import Aborted, DeadlineExceeded, Evicted, Fatal, Fenced, LaminarError, Unavailable
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.consumer import Token
-from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.kafka.errors import error_of
 from laminar.streams.kafka.offsets import Offsets
 from laminar.streams.kafka.transaction import KafkaTransaction
 from laminar.streams.log import Membership, TopicPartition, Transaction
@@ -110,13 +110,14 @@ class KafkaProducer:
             for membership, offsets in transaction.offsets:
                 self._send_offsets(client, membership, offsets, deadline)
             self._retried(client, lambda left: client.commit_transaction(left), deadline, transaction)
-        except (Aborted, Evicted, RecordTooLarge, UnknownTopic):
-            self._abort(client, timeout_s)
+        except Fenced:
+            self._open = False
+            raise
+        except (DeadlineExceeded, Unavailable):
+            self._open, self._client = False, None  # unknown: step 4
             raise
         except BaseException:
-            self._open = False
-            if self._fenced is None:
-                self._client = None  # unknown: step 4
+            self._abort(client, timeout_s)
             raise
         self._connection.answered()
         self._wait_until_visible(transaction.last)
@@ -155,8 +156,9 @@ class KafkaProducer:
                 if error.retriable() and not error.txn_requires_abort() and not deadline.passed:
                     time.sleep(0.01)
                     continue
-                if transaction is not None and transaction.refused is not None and not error.fatal():
-                    raise translate(transaction.refused, f"transaction of {self._id}") from e
+                failure = transaction.failure() if transaction is not None and not error.fatal() else None
+                if failure is not None:
+                    raise failure from e
                 raise self._ended(client, e, deadline.name) from e
 
     def _ended(self, client: Client, e: KafkaException, what: str) -> LaminarError:
@@ -168,7 +170,7 @@ class KafkaProducer:
                 f"outlived the transaction timeout ({error.name()})"
             )
             return Fenced(self._fenced)
-        if error.txn_requires_abort() and not isinstance(found, (Evicted, RecordTooLarge, UnknownTopic)):
+        if error.txn_requires_abort() and not isinstance(found, (Evicted, Fatal)):
             return Aborted(str(found))
         return found
 

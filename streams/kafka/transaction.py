@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as Client
 
-from laminar.schemas.errors import Evicted, RecordTooLarge, UnknownTopic
+from laminar.schemas.errors import Aborted, Evicted, Fatal, LaminarError, RecordTooLarge, UnknownTopic
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.consumer import Token
@@ -28,8 +29,7 @@ class KafkaTransaction:
         self.offsets: list[tuple[Membership, dict[TopicPartition, int]]] = []
         self.last: dict[TopicPartition, int] = {}
         """Last offset written per partition."""
-        self.refused: KafkaError | None = None
-        """Why the first record that could not be written could not."""
+        self._refused: KafkaError | None = None
         self._admin = admin
         self._client = client
         self._name = name
@@ -70,7 +70,10 @@ class KafkaTransaction:
                 deadline.check()
                 self._client.poll(min(0.1, deadline.remaining()))
             except KafkaException as e:
-                raise translate(error_of(e), f"producer {self._name}: send to {record.topic}") from e
+                error = error_of(e)
+                if error.code() == KafkaError._STATE:  # it has failed already; the report may say of what
+                    raise self.failure() or Aborted(f"transaction of {self._name}: {error.str()}") from e
+                raise translate(error, f"producer {self._name}: send to {record.topic}") from e
 
     def commit_offsets(self, membership: Membership, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit, together with the records, the next offset to read of each partition. Raises Evicted."""
@@ -80,6 +83,15 @@ class KafkaTransaction:
             if lost:
                 raise Evicted(f"group {membership.group}: {', '.join(lost)}: not assigned to this member")
         self.offsets.append((membership, dict(offsets)))
+
+    def failure(self) -> LaminarError | None:
+        """Why the broker refused one of the records, if it did: then nothing of the transaction can be committed."""
+        with suppress(KafkaException):
+            self._client.poll(0)
+        if self._refused is None:
+            return None
+        found = translate(self._refused, f"transaction of {self._name}")
+        return found if isinstance(found, Fatal) else Aborted(str(found))
 
     def _keep_batches_small(self, topic: str, size: int, limit: int) -> None:
         """A broker refuses a batch above the topic's limit, even where each record is below it."""
@@ -93,10 +105,9 @@ class KafkaTransaction:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
-            if self.refused is None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-                self.refused = error
-            if topic is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                self._admin.forget(topic)
+            if self._refused is None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+                self._refused = error
+                self._admin.forget(topic or "")
         elif topic is not None and partition is not None and offset is not None:
             where = TopicPartition(topic, partition)
             self.last[where] = max(self.last.get(where, -1), offset)

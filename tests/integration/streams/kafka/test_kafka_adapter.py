@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from laminar.schemas.errors import DeadlineExceeded, Evicted, Fenced, OffsetOutOfRange
+from laminar.schemas.errors import Aborted, DeadlineExceeded, EncodeError, Evicted, Fenced, OffsetOutOfRange
 from laminar.streams.broker import Broker
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka import KafkaLog
@@ -299,6 +300,30 @@ def test_s13_a_slow_consumer_of_a_large_backlog_stays_within_its_memory(
     for _ in range(20):
         consumer.poll(1, 0.05)
     assert _resident_mb() - before < 64
+
+
+def test_what_only_the_broker_can_refuse_is_told_and_nothing_of_it_is_visible(log: KafkaLog, unique: Unique) -> None:
+    name, producer = unique("strict"), log.producer(unique("p"))
+    log.create_topics([TopicSpec(name=name, partitions=1, cleanup="compact")])
+    produce(producer, name, [b"first"])
+
+    def without_key() -> None:
+        with producer.transaction() as tx:
+            tx.send(OutRecord(topic=name, key=b"k", value=b"companion"))
+            tx.send(OutRecord(topic=name, key=None, value=b"x"))
+
+    def refused() -> None:
+        deadline = Deadline.after(WAIT_S, "the broker refuses")
+        while not deadline.passed:
+            with suppress(Aborted):  # librdkafka may need a transaction to find its sequence numbers again
+                without_key()
+
+    with pytest.raises(EncodeError, match=unique("p")):
+        refused()
+    with suppress(Aborted):
+        produce(producer, name, [b"last"])
+    produce(producer, name, [b"last"])
+    assert set(read_values(log, name)) == {b"first", b"last"}
 
 
 def test_a_record_just_below_the_limit_and_many_small_ones_pass_a_small_topic(log: KafkaLog, unique: Unique) -> None:
