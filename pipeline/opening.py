@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import yaml
+
+from laminar.pipeline.config.explaining import resolved_yaml
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.run_folder import RunFolder
 from laminar.schemas.codec import Codec
@@ -11,7 +14,7 @@ from laminar.streams.log import Log
 from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, SqliteLogConfig
 from laminar.streams.reading import partitions_of, read_topic
 
-__all__ = ["opening_report", "refuse_foreign_log", "refuse_incomplete"]
+__all__ = ["opening_report", "refuse_foreign_log", "refuse_incomplete", "refuse_other_log"]
 
 _NEEDED = ("prompts", "rollout", "reward", "relay", "trainer")
 """Kinds without which no step is ever made. ``replicas: 0`` says that it runs elsewhere."""
@@ -65,6 +68,23 @@ def refuse_foreign_log(config: RunConfig, log: Log, *, resumed: bool) -> None:
                 f" folder (use the folder that belongs to this log, or another log)"
             )
     reader.close()
+
+
+def refuse_other_log(config: RunConfig, folder: RunFolder) -> None:
+    """Raise TopicMismatch when this folder's run began on another log: its checkpoints point into that one."""
+    if not folder.resumed:
+        return
+    try:
+        before = yaml.safe_load(folder.config_path.read_text(encoding="utf-8"))["log"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return  # not ours to judge: it is written anew
+    now = yaml.safe_load(resolved_yaml(config))["log"]
+    for key in ("kind", "path"):
+        if before.get(key) != now.get(key):
+            raise TopicMismatch(
+                f"run_dir: the run in {config.run_dir} began with log.{key}={before.get(key)}, not {now.get(key)}"
+                f" (use another run_dir)"
+            )
 
 
 def opening_report(config: RunConfig, folder: RunFolder) -> list[str]:

@@ -151,13 +151,13 @@ def closing_report(summary: Summary, *, run_dir: Path, config: str, finished: bo
         f"  ledger       {', '.join(fates)}: {'balanced' if ledger.balanced else 'NOT BALANCED'}",
         "",
         "Next:",
-        f"  laminar audit {config}",
-        f"  laminar read {config} training.steps --offset -1",
+        f"  laminar audit {run_dir}",
+        f"  laminar read {run_dir} trajectories.scored --offset -1",
     ]
     lines.append(
         f"  laminar run {config} steps={summary.steps * 2 or 1}    # goes on where this ended"
         if finished
-        else f"  laminar run {config}    # goes on where this stopped; logs are in {run_dir / 'logs'}"
+        else f"  laminar run {config}    # goes on where this stopped; logs: {run_dir / 'logs'}"
     )
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import typer
@@ -14,7 +14,7 @@ from laminar.pipeline.commands.arguments import ConfigPath, Overrides
 from laminar.pipeline.config.loading import load_config
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.exit_code import FINISHED
-from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_incomplete
+from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_incomplete, refuse_other_log
 from laminar.pipeline.run_folder import RunFolder
 from laminar.pipeline.screens import open_screen
 from laminar.pipeline.summary import Summary, closing_report, count_totals, write_summary
@@ -56,7 +56,9 @@ def run(path: Path, overrides: list[str]) -> int:
     """The exit code. Raises LaminarError before anything was started."""
     config = load_config(path, overrides).config
     refuse_incomplete(config)
-    with RunFolder(config) as folder, closing(open_log(config.log, run_id=config.name)) as log:
+    with RunFolder(config) as folder, ExitStack() as stack:
+        refuse_other_log(config, folder)
+        log = stack.enter_context(closing(open_log(config.log, run_id=config.name)))
         log.create_topics(topic_specs(config.log.partitions))
         refuse_foreign_log(config, log, resumed=folder.resumed)
         folder.write_config(config)
@@ -66,7 +68,9 @@ def run(path: Path, overrides: list[str]) -> int:
         outcome = Supervisor(config, folder, log, screen).run()
         summary = _summarise(config, log, outcome)
         write_summary(folder.summary_path, summary)
-        shown = closing_report(summary, run_dir=folder.path, config=str(path), finished=outcome.exit_code == FINISHED)
+        shown = closing_report(
+            summary, run_dir=config.run_dir, config=str(path), finished=outcome.exit_code == FINISHED
+        )
         typer.echo(shown)
     sys.stdout.flush()
     if outcome.exit_code != FINISHED:

@@ -1,0 +1,173 @@
+"""``laminar run`` with every operator as a process of its own, on a tiny model that learns nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.pipeline.examples.tokenizer import symbol_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RUN_FILE = """\
+name: tiny
+steps: 3
+groups_per_step: 2
+group_size: 4
+model: {path: model}
+operators:
+  prompts:
+    train: {path: train.jsonl}
+    eval: {path: heldout.jsonl}
+    sampling: {max_tokens: 6}
+  rollout: {replicas: 2, engine: {kind: torch, max_running: 16}, heartbeat_s: 0.2}
+  reward: {function: "scoring:length"}
+  repack: {period_s: 0.2}
+  relay: {}
+  trainer: {optimizer: {lr: 1.0e-4}, algorithm: {zero_advantage: keep}}
+"""
+
+SCORING = """\
+def length(trajectory):
+    return len(trajectory.text) / 10
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    made = tmp_path_factory.mktemp("tiny")
+    tokenizer = symbol_tokenizer(list("abcdefgh>"), separator="", max_length=32)
+    tokenizer.save_pretrained(made / "model")
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=32, pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        )
+    ).save_pretrained(made / "model")  # fmt: skip
+    rows = [{"prompt": f"{a}{b}>", "answer": a} for a in "abcdefgh" for b in "abcdefgh"]
+    (made / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[4:]))
+    (made / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    (made / "scoring.py").write_text(SCORING)
+    (made / "run.yaml").write_text(RUN_FILE)
+    return made
+
+
+def laminar(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "laminar.pipeline.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    out = laminar(folder, "read", "runs/tiny", "training.steps").stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_run_ends_by_itself_and_resumes_where_it_ended(folder: Path) -> None:
+    first = laminar(folder, "run", "run.yaml")
+    assert first.returncode == 0, first.stderr[-4000:]
+    summary = json.loads((folder / "runs" / "tiny" / "summary.json").read_text())
+    assert summary["exit_reason"] == "all 3 steps are done"
+    assert summary["steps"] == 3
+    assert summary["accuracy_before"] is not None
+    assert summary["accuracy_after"] is not None
+    assert summary["ledger"]["trained"] == 3 * 2 * 4
+    assert summary["ledger"]["balanced"]
+    assert summary["ledger"]["dropped"] == {"eval": 8}
+    assert summary["max_versions_per_trajectory"] == 1
+    assert "Finished: all 3 steps are done" in first.stdout
+    logs = {path.stem for path in (folder / "runs" / "tiny" / "logs").iterdir()}
+    assert logs == {"prompts-0", "rollout-0", "rollout-1", "reward-0", "repack-0", "relay-0", "trainer-0"}
+
+    second = laminar(folder, "run", "run.yaml", "steps=5")
+    assert second.returncode == 0, second.stderr[-4000:]
+    records = [line["record"] | {"type": line["type"]} for line in steps_of(folder)]
+    assert [record["step"] for record in records if record["type"] == "TrainingStep"] == [1, 2, 3, 4, 5]
+    trained = Counter(one for record in records for one in record.get("trained", ()))
+    assert max(trained.values()) == 1
+    assert laminar(folder, "audit", "runs/tiny").returncode == 0
+
+
+def test_a2_with_one_epoch_the_run_ends_when_the_data_does(folder: Path) -> None:
+    done = laminar(
+        folder,
+        "run",
+        "run.yaml",
+        "name=once",
+        "steps=50",
+        "operators.prompts.epochs=1",
+        "operators.prompts.train.limit=7",
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    summary = json.loads((folder / "runs" / "once" / "summary.json").read_text())
+    assert summary["exit_reason"].startswith("data exhausted at step 4")
+    assert summary["ledger"]["balanced"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["operators.prompts.train.path=none.jsonl"], 2, "none.jsonl"),
+        (["operators.prompts.train.answer_field=label"], 2, "train.jsonl:1"),
+        (["operators.reward.function=scoring:nothing"], 2, "nothing"),
+    ],
+)
+def test_what_an_operator_refuses_ends_the_run_with_one_line(
+    folder: Path, arguments: list[str], code: int, words: str
+) -> None:
+    done = laminar(folder, "run", "run.yaml", f"run_dir=runs/refused-{abs(hash(words))}", *arguments)
+    assert done.returncode == code, done.stderr[-4000:]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert words in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_b18_sigterm_in_the_middle_leaves_nothing_and_the_next_start_finishes(folder: Path) -> None:
+    command = [sys.executable, "-m", "laminar.pipeline.cli", "run", "run.yaml", "name=stopped", "steps=30"]
+    run = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    steps_log = folder / "runs" / "stopped" / "logs" / "trainer-0.log"
+    deadline = time.monotonic() + 300
+    while not (steps_log.exists() and "step 2: version" in steps_log.read_text()):
+        assert time.monotonic() < deadline
+        assert run.poll() is None
+        time.sleep(0.1)
+    for _ in range(3):
+        os.kill(run.pid, signal.SIGTERM)
+        time.sleep(0.2)
+    run.communicate(timeout=120)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert processes_of("runs/stopped/config.yaml") == []
+    again = laminar(folder, "run", "run.yaml", "name=stopped", "steps=30")
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert laminar(folder, "audit", "runs/stopped").returncode == 0
+
+
+def processes_of(words: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if words in (entry / "cmdline").read_text():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
