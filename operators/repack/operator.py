@@ -47,7 +47,7 @@ class Repack:
         self._context = context
         self._producer = context.log.producer(context.transactional_id)
         self._fold_group = Membership(f"{context.group}.fold")
-        self._consumer = context.log.consumer(context.group, [_STATUS])
+        self._consumer = context.log.consumer(context.group, [_STATUS], instance=context.instance)
         self._reader: Reader | None = None
         self.moves = 0
         """Trajectories that live rollouts were asked to release."""
