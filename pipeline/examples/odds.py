@@ -32,7 +32,7 @@ class Odds:
     name = "odds"
     train_file = "train.parquet"
     heldout_file = "heldout.parquet"
-    steps = 240
+    steps = 260
 
     def sizes(self, rng: np.random.Generator, n: int) -> list[int]:
         """exp(N(2.5, .4)) numbers, from 4 to 30."""

@@ -26,7 +26,7 @@ class Sortl:
     name = "sortl"
     train_file = "train.jsonl"
     heldout_file = "heldout.jsonl"
-    steps = 240
+    steps = 260
 
     def sizes(self, rng: np.random.Generator, n: int) -> list[int]:
         """exp(N(2.1, .5)) letters, from 3 to 24."""
