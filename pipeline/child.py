@@ -17,8 +17,11 @@ from typing import BinaryIO, Literal, cast
 
 from laminar.pipeline import guard
 from laminar.pipeline.config.models import SupervisorConfig
+from laminar.pipeline.runner import READY
 
 __all__ = ["Child", "ChildState", "Guard", "backoff_s"]
+
+_READ_BYTES = 65536
 
 ChildState = Literal["running", "waiting", "exited"]
 """``waiting``: it will be restarted."""
@@ -89,6 +92,8 @@ class Child:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
+        self._log_from = 0
+        self._ready = False
 
     @property
     def pid(self) -> int | None:
@@ -97,7 +102,9 @@ class Child:
 
     def start(self, now: float) -> None:
         """Start the process."""
+        self._ready = False
         with self.log_path.open("ab") as log:
+            self._log_from = log.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -110,6 +117,15 @@ class Child:
         self._started_at = now
         self.exit_code = None
         self.state = "running"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the running process has logged that its operator is built."""
+        if not self._ready and self.state == "running":
+            with self.log_path.open("rb") as log:
+                log.seek(self._log_from)
+                self._ready = READY.encode() in log.read(_READ_BYTES)
+        return self._ready and self.state == "running"
 
     def reap(self, now: float) -> bool:
         """Whether the process ended since the last call. What it left in its group is killed."""
@@ -160,7 +176,7 @@ class Child:
         """The newest error in the process's log, or its last line."""
         try:
             with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - 65536))
+                log.seek(max(0, self.log_path.stat().st_size - _READ_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""

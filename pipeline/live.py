@@ -23,7 +23,15 @@ from laminar.pipeline.view import View
 __all__ = ["LineScreen", "LiveScreen", "Screen", "curve", "minutes", "one_line", "picture"]
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_STATE_STYLES = {"running": "green", "sampling": "green", "loading": "cyan", "idle": "dim", "waiting": "yellow"}
+_WELL = frozenset({"starting", "running", "sampling", "idle", "loading"})
+_STATE_STYLES = {
+    "running": "green",
+    "sampling": "green",
+    "loading": "cyan",
+    "idle": "dim",
+    "starting": "cyan",
+    "waiting": "yellow",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +73,7 @@ def one_line(view: View) -> str:
         "lag " + (" ".join(f"{lag.topic}={lag.records}" for lag in view.lags) or "-"),
         f"left {minutes(view.left_s)}",
     ]
-    unwell = [item for item in view.instances if item.state not in ("running", "sampling", "idle", "loading")]
+    unwell = [item for item in view.instances if item.state not in _WELL]
     if unwell:
         parts.append("; ".join(f"{item.instance} {item.state}" for item in unwell))
     return "  ".join(parts)

@@ -29,7 +29,10 @@ from laminar.streams.deadline import Deadline
 from laminar.streams.open import open_log
 from laminar.streams.topics import topic_specs
 
-__all__ = ["Pulse", "StopRequest", "drive", "run_operator"]
+__all__ = ["READY", "Pulse", "StopRequest", "drive", "run_operator"]
+
+READY = "is ready"
+"""What a process logs once its operator is built; the supervisor looks for it."""
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +204,7 @@ def _run(
         )
         operator = stack.enter_context(closing(build(config.operators[name], context)))
         stop.building = False
-        logger.info("%s is ready", instance)
+        logger.info("%s %s", instance, READY)
         reason = drive(
             operator,
             settings=config.runner,

@@ -211,7 +211,9 @@ class Supervisor:
 
     def _instance(self, child: Child) -> InstanceView:
         state: str = {"waiting": "restarting", "exited": "stopped"}.get(child.state, child.state)
-        detail = "" if child.state == "running" else child.describe_exit()
+        if child.state == "running" and not child.ready:
+            return InstanceView(instance=child.instance, state="starting", restarts=child.restarts)
+        detail = "" if child.state == "running" or child.exit_code == 0 else child.describe_exit()
         beat = self._watch.fold.heartbeat(child.instance)
         if beat is not None and child.state == "running":
             status = beat.status
