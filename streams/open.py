@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from laminar.schemas.errors import ConfigError
 from laminar.streams.log import Log
+from laminar.streams.namespace import NamespacedLog
 
 __all__ = ["KafkaLogConfig", "LogConfig", "MemoryLogConfig", "SqliteLogConfig", "open_log"]
 
@@ -44,6 +45,8 @@ class KafkaLogConfig(_LogSettings):
     kind: Literal["kafka"] = "kafka"
     bootstrap: str = "127.0.0.1:9092"
     """``host:port`` of some brokers, separated by commas."""
+    topic_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]*$")
+    """Put before the name of each topic, so that runs can share a cluster; null: the run's name and a dot."""
     group_protocol: Literal["consumer", "classic"] = "consumer"
     """``consumer`` is KIP-848 (brokers from 4.0); ``classic`` serves older ones."""
     request_timeout_s: float = Field(default=15.0, gt=0)
@@ -90,8 +93,9 @@ def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, *, run_
     if isinstance(config, KafkaLogConfig):
         from laminar.streams.kafka import KafkaLog
 
-        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap"})
-        return KafkaLog(config.bootstrap, **settings)
+        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap", "topic_prefix"})
+        prefix = f"{run_id}." if config.topic_prefix is None else config.topic_prefix
+        return NamespacedLog(KafkaLog(config.bootstrap, **settings), prefix)
     from laminar.streams.memory import MemoryLog
 
     return MemoryLog()

@@ -13,6 +13,7 @@ import pytest
 
 from laminar.streams.log import Log, TopicSpec
 from laminar.streams.memory import MemoryBroker, MemoryLog
+from laminar.streams.namespace import NamespacedLog
 from laminar.streams.sqlite import SqliteLog
 
 SESSION_S = 1.0
@@ -53,7 +54,15 @@ def sqlite_handles(tmp_path: Path) -> Handles:
     )
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture
+def namespaced_handles(memory_handles: Handles) -> Handles:
+    return Handles(
+        open=lambda: NamespacedLog(memory_handles.open(), "run."),
+        maintain=lambda log, now: memory_handles.maintain(log._log, now),  # type: ignore[attr-defined]
+    )
+
+
+@pytest.fixture(params=["memory", "namespaced", "sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
 def handles(request: pytest.FixtureRequest) -> Handles:
     found: Handles = request.getfixturevalue(f"{request.param}_handles")
     return found
