@@ -22,7 +22,7 @@ _UNDO_STEPS = 512
 @dataclass(slots=True)
 class _Group:
     step: int
-    """Optimizer steps done at admission."""
+    """Optimizer steps behind the version that was the newest at admission."""
     members: set[str]
     """Not resolved yet."""
 
@@ -55,20 +55,21 @@ class GroupLedger:
         """Groups that the newest DataExhausted names."""
         self.step_versions: dict[int, int] = {}
         """Policy version -> optimizer steps behind it (of the newest epoch that made it)."""
+        self._trainer_version = -1
+        """Policy version of the trainer's weights, published or not."""
         self._epoch = -1
         self._groups: dict[str, _Group] = {}
-        self._closed = 0
         self._undo: deque[_StepEntry] = deque(maxlen=_UNDO_STEPS)
 
     @property
     def load(self) -> Load:
         """What pacing needs to know."""
+        unpublished = max(0, self._trainer_version - self.version)
         return Load(
-            admitted=self.admitted,
             outstanding=len(self._groups),
-            resolved=self._closed,
             steps=self.steps,
             oldest_step=min((g.step for g in self._groups.values()), default=None),
+            newest_step=self.steps - unpublished,
         )
 
     def apply(self, event: object) -> None:
@@ -114,17 +115,18 @@ class GroupLedger:
             entry = self._undo.pop()
             for group_id, group in entry.closed.items():
                 self._groups[group_id] = group
-                self._closed -= 1
             for trajectory in entry.resolved:
                 known = self._groups.get(r.group_id_of(trajectory))
                 if known is not None:
                     known.members.add(trajectory)
         self.steps = event.step
+        self._trainer_version = event.version
 
     def _step(self, event: r.TrainingStep) -> None:
         if event.step <= self.steps:
             return
         self.steps = event.step
+        self._trainer_version = event.version
         entry = _StepEntry(event.epoch, event.step, [*event.trained, *(d.trajectory_id for d in event.dropped)])
         self._undo.append(entry)
         self._resolve(entry.resolved, entry)
@@ -138,6 +140,5 @@ class GroupLedger:
             group.members.discard(trajectory)
             if not group.members:
                 del self._groups[group_id]
-                self._closed += 1
                 if entry is not None:
                     entry.closed[group_id] = group

@@ -74,7 +74,7 @@ def manifest(world: World, version: int, step: int) -> r.VersionManifest:
     )
 
 
-def train(world: World, step: int, groups: Iterable[r.Prompt], epoch: int = 1) -> None:
+def train(world: World, step: int, groups: Iterable[r.Prompt], epoch: int = 1, *, published: bool = True) -> None:
     """The trainer takes a step that consumes these groups."""
     ids = tuple(r.trajectory_id(p.prompt_id, m) for p in groups for m in range(p.group_size))
     world.write(
@@ -92,7 +92,7 @@ def train(world: World, step: int, groups: Iterable[r.Prompt], epoch: int = 1) -
             duration_ms=1.0,
             at_ms=world.now_ms,
         ),
-        manifest(world, step, step),
+        *([manifest(world, step, step)] if published else []),
     )
 
 
@@ -182,6 +182,27 @@ def test_a12_with_no_staleness_allowed_each_step_gets_its_groups_for_the_newest_
         new = admitted(world)[2 * (step - 1) :]
         assert [p.min_version for p in new] == [step - 1] * 2
         train(world, step, new)
+
+
+def test_a12_between_a_step_and_its_version_nothing_is_admitted_for_the_old_one(tmp_path: Path) -> None:
+    world = World(groups_per_step=2, max_staleness=0)
+    prompts = operator(world, config(tmp_path))
+    world.write(r.TrainerStarted(run_id="run", epoch=1, step=0, version=0, at_ms=0), manifest(world, 0, 0))
+    settle(world, prompts)
+    assert len(admitted(world)) == 2
+    train(world, 1, admitted(world), published=False)
+    settle(world, prompts)
+    assert len(admitted(world)) == 2
+    world.write(manifest(world, 1, 1))
+    settle(world, prompts)
+    assert [p.min_version for p in admitted(world)[2:]] == [1, 1]
+    train(world, 2, admitted(world)[2:])
+    world.write(r.TrainerStarted(run_id="run", epoch=2, step=2, version=3, at_ms=0))
+    settle(world, prompts)
+    assert len(admitted(world)) == 4, "a restarted trainer gives its weights a new version"
+    world.write(manifest(world, 3, 2))
+    settle(world, prompts)
+    assert [p.min_version for p in admitted(world)[4:]] == [3, 3]
 
 
 def test_evaluation_comes_before_the_first_group_and_after_the_last_step(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Bounded staleness with every operator at work: the run gets on, and nothing that was sampled is thrown away as stale.
+
+One process, the memory log, a virtual clock. Publishing takes a while, as it does in life: between a step's record and
+its committed version lies time in which nothing may be admitted that could only be sampled with the old version.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from laminar.operators.operator import Operator
+from laminar.operators.prompts.config import DataConfig, PromptsConfig
+from laminar.operators.prompts.operator import Prompts
+from laminar.operators.prompts.tokenizing import PromptTokenizer
+from laminar.operators.repack.config import RepackConfig
+from laminar.operators.repack.operator import Repack
+from laminar.operators.reward.config import RewardConfig
+from laminar.operators.reward.operator import build as build_reward
+from laminar.operators.rollout.config import RolloutConfig
+from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine
+from laminar.operators.rollout.operator import Rollout
+from laminar.operators.trainer.checkpoint import Checkpoints
+from laminar.operators.trainer.config import AlgorithmConfig, TrainerConfig
+from laminar.operators.trainer.operator import Trainer
+from laminar.operators.weights import NamedTensor
+from laminar.schemas import records as r
+from laminar.schemas.errors import Unavailable
+from laminar.streams.audit import audit
+from laminar.streams.deadline import Deadline
+from tests.support.dataflow import World
+from tests.support.training import CountingLearner
+from tests.support.weights import NoWeights
+
+STEPS = 8
+
+
+class SlowWeights(NoWeights):
+    """The relay takes each version at the second attempt only."""
+
+    def __init__(self) -> None:
+        self.refused: set[int] = set()
+
+    def stage(
+        self,
+        tensors: Iterable[NamedTensor],
+        *,
+        tied: Mapping[str, str],
+        epoch: int,
+        version: int,
+        parent: int,
+        step: int,
+        deadline: Deadline,
+    ) -> r.VersionManifest:
+        if version not in self.refused:
+            self.refused.add(version)
+            raise Unavailable("busy")
+        return super().stage(
+            tensors, tied=tied, epoch=epoch, version=version, parent=parent, step=step, deadline=deadline
+        )
+
+
+class Letters:
+    """A tokenizer of one token a letter."""
+
+    chat_template = None
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) - 96 for c in text]}
+
+
+def script(request: EngineRequest) -> Answer:
+    rng = random.Random(request.seed)
+    return Answer(ids=tuple(rng.randrange(5, 200) for _ in range(rng.choice([3, 6, 12, 60]))))
+
+
+def rollout(world: World, index: int) -> Rollout:
+    context = world.context("rollout")
+    object.__setattr__(context, "instance", f"rollout-{index}")
+    world.advance(0.002)
+    config = RolloutConfig(poll_s=0.0, finish_s=0.0, delta_s=0.1, heartbeat_s=0.5)
+    return Rollout(config, context, engine=ScriptedEngine(script, max_running=12), weights=NoWeights())
+
+
+def dataset(folder: Path, name: str, rows: int) -> DataConfig:
+    path = folder / name
+    path.write_text("".join(json.dumps({"prompt": "abc", "answer": str(i)}) + "\n" for i in range(rows)))
+    return DataConfig(path=path)
+
+
+@pytest.mark.parametrize("groups_per_step", [1, 3])
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_a12_a_bounded_run_gets_on_and_drops_nothing_as_stale(
+    max_staleness: int, groups_per_step: int, tmp_path: Path
+) -> None:
+    world = World(groups_per_step=groups_per_step, group_size=4, steps=STEPS, max_staleness=max_staleness)
+    data = PromptsConfig(train=dataset(tmp_path, "train.jsonl", 5), eval=dataset(tmp_path, "eval.jsonl", 4))
+    operators: list[Operator] = [
+        Prompts(data, world.context("prompts"), PromptTokenizer(Letters(), 512)),
+        rollout(world, 0),
+        rollout(world, 1),
+        build_reward(RewardConfig(), world.context("reward")),
+        Repack(RepackConfig(period_s=1.0), world.context("repack")),
+        Trainer(
+            TrainerConfig(algorithm=AlgorithmConfig(zero_advantage="keep"), publish_retry_s=0.3),
+            world.context("trainer"),
+            learner=CountingLearner(),
+            publisher=SlowWeights(),
+            checkpoints=Checkpoints(tmp_path / "checkpoints", keep=1),
+        ),
+    ]
+    until = world.now + 120.0
+    while world.now < until and not world.read("training.steps", r.RunEnded):
+        for _ in range(25):
+            world.advance(0.02)
+            for operator in operators:
+                operator.step(world.now)
+    steps = world.read("training.steps", r.TrainingStep)
+    assert [s.step for s in steps] == list(range(1, STEPS + 1))
+    assert Counter(d.reason for s in steps for d in s.dropped) == {}
+    assert max(int(lag) for s in steps for lag in s.staleness) <= max_staleness
+    assert [e.round for e in world.read("training.steps", r.Evaluation)] == [0, STEPS]
+    assert [e.n for e in world.read("training.steps", r.Evaluation)] == [4, 4]
+    ledger = audit(world.log, world.codec, "run", deadline=Deadline.after(60, "audit"))
+    assert ledger.violations == ()
+    for operator in operators:
+        operator.close()
