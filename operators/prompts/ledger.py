@@ -44,6 +44,8 @@ class GroupLedger:
         self.train_fingerprints: set[str] = set()
         self.admitted = 0
         """Training groups."""
+        self.rows: dict[int, list[int]] = {}
+        """The newest epoch -> row numbers admitted of it."""
         self.eval_rounds: dict[int, set[int]] = {}
         """Evaluation round -> row numbers admitted."""
         self.evaluated: set[int] = set()
@@ -55,6 +57,8 @@ class GroupLedger:
         """Groups that the newest DataExhausted names."""
         self.step_versions: dict[int, int] = {}
         """Policy version -> optimizer steps behind it (of the newest epoch that made it)."""
+        self._ended = False
+        """The newest event of the run's life is its end."""
         self._trainer_version = -1
         """Policy version of the trainer's weights, published or not."""
         self._epoch = -1
@@ -91,6 +95,8 @@ class GroupLedger:
                 self.evaluated.add(event.round)
             case r.DataExhausted() if event.run_id == self._run_id:
                 self.exhausted_at = event.groups
+            case r.RunEnded() if event.run_id == self._run_id:
+                self._ended = True
             case _:
                 pass
 
@@ -100,6 +106,10 @@ class GroupLedger:
             return
         self.train_fingerprints.add(prompt.dataset)
         self.admitted += 1
+        if prompt.epoch > max(self.rows, default=-1):
+            self.rows = {prompt.epoch: []}
+        if prompt.epoch in self.rows:  # partitions are read one after the other: an older epoch's may come later
+            self.rows[prompt.epoch].append(prompt.index)
         members = {r.trajectory_id(prompt.prompt_id, m) for m in range(prompt.group_size)}
         self._groups[prompt.prompt_id] = _Group(self.step_of(prompt.min_version), members)
 
@@ -111,6 +121,8 @@ class GroupLedger:
         if event.epoch <= self._epoch:
             return
         self._epoch = event.epoch
+        if self._ended:  # resumed, perhaps with more epochs: whether there is more data is said anew
+            self._ended, self.exhausted_at = False, None
         while self._undo and self._undo[-1].step > event.step:
             entry = self._undo.pop()
             for group_id, group in entry.closed.items():

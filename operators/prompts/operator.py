@@ -163,6 +163,9 @@ class Prompts:
             return self._admit(now) or worked
         except Retryable as error:
             logger.warning("outcome of an admission unknown, reading the log again: %s", error)
+            # A new producer of the id settles the outcome; only then does the log say what it was.
+            self._producer.close()
+            self._producer = self._context.log.producer(self._context.transactional_id)
             self._restart()
             return True
 
@@ -248,8 +251,10 @@ class Prompts:
     def _train_prompt(self, number: int, min_version: int, now: float) -> r.Prompt:
         epoch, position = divmod(number, len(self._train.rows))
         if epoch not in self._orders:
+            # First what the log has of this epoch: a resumed run may have another seed, but repeats no row.
+            there = dict.fromkeys(self._ledger.rows.get(epoch, ()))
             order = self._train.order(epoch, seed=self._context.run.seed, shuffle=self._config.shuffle)
-            self._orders = {epoch: order}
+            self._orders = {epoch: [*there, *(i for i in order if i not in there)]}
         index = self._orders[epoch][position]
         return self._prompt(
             self._train, epoch, index, self._config.sampling, min_version=min_version, now=now, purpose="train"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +17,9 @@ from laminar.operators.prompts.config import DataConfig, PromptsConfig
 from laminar.operators.prompts.operator import Prompts
 from laminar.operators.prompts.tokenizing import PromptTokenizer
 from laminar.schemas import records as r
-from laminar.schemas.errors import ConfigError, TopicMismatch
+from laminar.schemas.errors import ConfigError, TopicMismatch, Unavailable
 from laminar.streams.deadline import Deadline
+from laminar.streams.log import Log, OutRecord
 from laminar.streams.reading import partitions_of, read_topic
 from laminar.streams.topics import TOPICS
 from tests.support.dataflow import World
@@ -139,6 +143,88 @@ def test_a_restart_goes_on_with_the_next_row_and_repeats_none(tmp_path: Path) ->
         train(world, step, new)
         prompts.close()
     assert len(seen) == len({p.prompt_id for p in seen}) == 6
+
+
+def test_a_resume_with_another_order_repeats_no_row_of_the_epoch(tmp_path: Path) -> None:
+    world = World(groups_per_step=2)
+    prompts = operator(world, config(tmp_path, max_outstanding_groups=4))
+    settle(world, prompts)
+    prompts.close()
+    train(world, 1, admitted(world))
+    settle(world, operator(world, config(tmp_path, max_outstanding_groups=4, shuffle=False)))
+    ids = [p.prompt_id for p in admitted(world)]
+    assert len(ids) == len(set(ids)) == 8
+    assert {p.index for p in admitted(world) if p.epoch == 0} == set(range(ROWS))
+    train(world, 2, admitted(world)[2:])
+    settle(world, operator(world, config(tmp_path, max_outstanding_groups=4)))
+    ids = [p.prompt_id for p in admitted(world)]
+    assert len(ids) == len(set(ids)) == 12
+    assert {p.index for p in admitted(world) if p.epoch == 1} == set(range(ROWS))
+
+
+class LateLog:
+    """The first commit of a producer ends without an answer, and is done only when its id is taken over."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._late: list[OutRecord] | None = None
+        self._tried = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def producer(self, transactional_id: str) -> LateLog:
+        self._producer = self._log.producer(transactional_id)
+        if self._late is not None:
+            with self._producer.transaction() as tx:
+                for record in self._late:
+                    tx.send(record)
+            self._late = None
+        return self
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        if self._tried:
+            assert self._late is None, "the next transaction would settle the one before"
+            with self._producer.transaction() as tx:
+                yield tx
+            return
+        self._tried, sent = True, []
+        yield SimpleNamespace(send=sent.append)
+        self._late = sent
+        raise Unavailable("no answer to the commit")
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_admission_that_was_committed_after_all_is_not_repeated(tmp_path: Path) -> None:
+    world = World(groups_per_step=2)
+    context = dataclasses.replace(world.context("prompts"), log=LateLog(world.log))  # type: ignore[arg-type]
+    prompts = Prompts(config(tmp_path, max_outstanding_groups=4), context, PromptTokenizer(Letters(), 16))
+    settle(world, prompts)
+    ids = [p.prompt_id for p in admitted(world)]
+    assert len(ids) == len(set(ids)) == 4
+
+
+def test_a2_a_run_that_ran_out_of_data_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    world = World(groups_per_step=3)
+    prompts = operator(world, config(tmp_path, epochs=1))
+    settle(world, prompts)
+    train(world, 1, admitted(world))
+    world.write(r.RunEnded(run_id="run", epoch=1, step=1, reason="data exhausted at step 1", at_ms=0))
+    settle(world, prompts)
+    prompts.close()
+    prompts = operator(world, config(tmp_path, epochs=1))
+    settle(world, prompts)
+    assert [e.groups for e in world.read("training.steps", r.DataExhausted)] == [ROWS]
+    world.write(r.TrainerStarted(run_id="run", epoch=2, step=1, version=2, at_ms=0))
+    settle(world, prompts)
+    assert [e.groups for e in world.read("training.steps", r.DataExhausted)] == [ROWS] * 2, "it is said anew"
+    prompts.close()
+    settle(world, operator(world, config(tmp_path, epochs=2)))
+    assert len(admitted(world)) == 2 * ROWS
+    assert [e.groups for e in world.read("training.steps", r.DataExhausted)] == [ROWS] * 2 + [2 * ROWS]
 
 
 def test_groups_of_steps_that_a_resumed_trainer_takes_back_are_outstanding_again(tmp_path: Path) -> None:
