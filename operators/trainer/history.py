@@ -55,5 +55,7 @@ def fold(history: History, record: object, *, run_id: str) -> History:
             return replace(history, evaluated=history.evaluated | {record.round})
         case r.DataExhausted() if record.run_id == run_id:
             return replace(history, exhausted_groups=record.groups)
+        case r.RunEnded() if record.run_id == run_id:
+            return replace(history, exhausted_groups=None)  # prompts says it anew to a resumed trainer
         case _:
             return history

@@ -317,3 +317,16 @@ def test_a_crash_after_the_record_and_before_the_checkpoint_trains_nothing_twice
     run.feed([4, 5])
     assert [(s.step, s.epoch) for s in run.steps] == [(1, 0), (2, 0), (2, 1), (3, 1)]
     assert len(run.learner.learnt) == len(set(run.learner.learnt)) == 3 * 8
+
+
+def test_a2_a_run_that_ran_out_of_data_waits_for_more_when_it_is_resumed(run: TrainerRun) -> None:
+    run.start()
+    run.world.write(r.DataExhausted(run_id="run", groups=2, at_ms=0))
+    run.feed([0, 1])
+    assert run.ended == ["data exhausted at step 1"]
+    run.start()
+    run.settle()
+    assert len(run.ended) == 1, "whether there is more data is for prompts to say"
+    run.world.write(r.DataExhausted(run_id="run", groups=4, at_ms=0))
+    run.feed([2, 3])
+    assert run.ended[1:] == ["data exhausted at step 2"]
