@@ -108,14 +108,32 @@ class View:
     """Why the run ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is kept of a TrainingStep: no ids, so that a long run stays small."""
+
+    trained: int
+    dropped: Mapping[str, int]
+    staleness: Mapping[int, int]
+    reward: float | None
+
+    @classmethod
+    def of(cls, record: r.TrainingStep) -> _Step:
+        return cls(
+            trained=len(record.trained),
+            dropped=Counter(item.reason for item in record.dropped),
+            staleness={int(value): count for value, count in record.staleness.items()},
+            reward=record.metrics.get(REWARD_METRIC),
+        )
+
+
 class RunFold:
     """Folds ``training.steps`` and ``rollouts.status``. Voided steps (see TrainerStarted) are taken back."""
 
     def __init__(self, run_id: str, steps: int) -> None:
         self._run_id = run_id
         self._steps = steps
-        self._by_step: dict[int, r.TrainingStep] = {}
-        self._rewards: dict[int, float] = {}
+        self._by_step: dict[int, _Step] = {}
         self._evaluations: dict[int, r.Evaluation] = {}
         self._epoch = -1
         self._version = -1
@@ -137,7 +155,7 @@ class RunFold:
             self._paces.clear()
             self._paces.append((record.step, record.at_ms / 1000))
         elif isinstance(record, r.TrainingStep) and record.run_id == self._run_id and record.epoch >= self._epoch:
-            self._by_step[record.step] = record
+            self._by_step[record.step] = _Step.of(record)
             self._version = record.version
             self._paces.append((record.step, record.at_ms / 1000))
         elif isinstance(record, r.Evaluation) and record.run_id == self._run_id and record.epoch >= self._epoch:
@@ -182,22 +200,18 @@ class RunFold:
         """Over all steps, or the newest ones."""
         histogram: Counter[int] = Counter()
         for step in sorted(self._by_step)[-newest if newest else 0 :]:
-            histogram.update({int(value): count for value, count in self._by_step[step].staleness.items()})
+            histogram.update(self._by_step[step].staleness)
         return Staleness.of(histogram)
-
-    def trained_tokens(self) -> int:
-        """Response tokens that entered the loss."""
-        return sum(step.n_tokens for step in self._by_step.values())
 
     def trained(self) -> int:
         """Trajectories that entered the loss."""
-        return sum(len(step.trained) for step in self._by_step.values())
+        return sum(step.trained for step in self._by_step.values())
 
     def dropped(self) -> dict[str, int]:
         """Finished trajectories that were not trained on, by reason."""
         counts: Counter[str] = Counter()
         for step in self._by_step.values():
-            counts.update(item.reason for item in step.dropped)
+            counts.update(step.dropped)
         for evaluation in self._evaluations.values():
             counts.update(item.reason for item in evaluation.resolved)
         return dict(sorted(counts.items()))
@@ -223,9 +237,7 @@ class RunFold:
     ) -> View:
         """Everything that is shown; times in Unix epoch seconds."""
         live = [beat.status for beat in self._heartbeats.values() if beat.age_s(now) <= dead_after_s]
-        rewards = [
-            step.metrics[REWARD_METRIC] for _, step in sorted(self._by_step.items()) if REWARD_METRIC in step.metrics
-        ]
+        rewards = [step.reward for _, step in sorted(self._by_step.items()) if step.reward is not None]
         return View(
             run_id=self._run_id,
             step=self.step,

@@ -33,6 +33,8 @@ _COUNT_TIMEOUT_S = 600.0
 def command(config: ConfigPath, overrides: Overrides = None) -> None:
     """Run all operators of a run file on this machine; on a folder that a run has used before, go on.
 
+    Relative paths in the file are relative to the current directory.
+
     Ctrl-C or SIGTERM drains; the third signal kills. Exit codes: 0 finished, 2 wrong configuration, 70 an operator
     cannot go on, 75 no progress or too many failures, 128 + N stopped by signal N.
     """
@@ -66,6 +68,7 @@ def run(path: Path, overrides: list[str]) -> int:
         for line in opening_report(config, folder):
             logging.getLogger("laminar").info("%s", line)
         outcome = Supervisor(config, folder, log, screen).run()
+        logging.getLogger("laminar").info("reading the topics for the ledger")
         summary = _summarise(config, log, outcome)
         write_summary(folder.summary_path, summary)
         shown = closing_report(
