@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Partition
@@ -95,12 +95,12 @@ class Intake:
         gone = frozenset(partitions)
         for partition in gone:
             self.positions.pop(partition, None)
-            self._ahead.pop(partition, None)
-        self._batch[:] = [record for record in self._batch if record.source not in gone]
+        self._forget(gone)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Take from this offset next; what was fetched ahead is dropped."""
         target = Partition(partition.topic, partition.partition, offset)
+        self._forget({partition})
         deadline = Deadline.after(_SEEK_S, f"seek {partition}@{offset}")
         while True:
             try:
@@ -124,6 +124,12 @@ class Intake:
     def bounds(self, partition: TopicPartition) -> Bounds:
         """Readable range. Raises UnknownTopic."""
         return bounds_of(self.client, self._connection, partition)
+
+    def _forget(self, partitions: Set[TopicPartition]) -> None:
+        """Whatever the current take, inside which a callback runs, has of these partitions."""
+        self._batch[:] = [record for record in self._batch if record.source not in partitions]
+        for partition in partitions:
+            self._ahead.pop(partition, None)
 
     def _poll(self, timeout_s: float) -> Message | None:
         try:

@@ -41,7 +41,7 @@ __all__ = ["KafkaProducer"]
 
 _log = logging.getLogger(__name__)
 
-_VISIBLE_S = 1.0
+_VISIBLE_S = 2.0
 _CLOSE_S = 2.0
 
 

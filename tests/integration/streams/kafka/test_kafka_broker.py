@@ -17,7 +17,7 @@ from laminar.streams.broker import Broker
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka import KafkaLog
 from laminar.streams.log import OutRecord, TopicPartition, TopicSpec
-from tests.integration.streams.log_contract.driving import WAIT_S, commit, poll_some, produce, read_values
+from tests.integration.streams.log_contract.driving import WAIT_S, commit, poll_some, produce, read_values, until_true
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -73,7 +73,7 @@ def test_killed_inside_a_commit_and_restarted_the_broker_keeps_all_but_what_was_
         tx.send(OutRecord(topic=target, key=b"k", value=b"kept"))
     after = make_log()
     assert read_values(after, source) == [b"a", b"b"]
-    assert read_values(after, target) == [b"kept"]
+    until_true(lambda: read_values(after, target) == [b"kept"], "the markers are written")
     assert after.committed(group, source) == {where: 1}
 
 

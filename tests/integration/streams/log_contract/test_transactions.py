@@ -150,9 +150,10 @@ def test_s9_a_member_that_lost_the_partition_cannot_commit(
     producer = log.producer(unique("p"))
     produce(producer, topic, [b"a"], partition=0)
     produce(producer, topic, [b"b"], partition=1)
-    first, second = log.consumer(group, [topic]), open_log().consumer(group, [topic])
+    first = log.consumer(group, [topic])
     settle([first], lambda: len(first.assignment()) == 2, "the first member owns both partitions")
     stale = first.membership()
+    second = open_log().consumer(group, [topic])
     settle([first, second], lambda: len(first.assignment()) == len(second.assignment()) == 1, "one each")
     (moved,) = second.assignment()
 
