@@ -139,11 +139,14 @@ class Supervisor:
             logger.info("stopping: %s", reason)
             self._take_down(signals, ended=code == FINISHED)
         finally:
-            self._kill_all()
-            self._guard.close()
-            signals.restore()
-        self._look(force=True)
-        self._screen.close()
+            try:
+                self._kill_all()
+                self._look(force=True)
+            finally:
+                self._guard.close()
+                self._screen.close()
+                self._watch.close()
+                signals.restore()
         return Outcome(
             exit_code=code,
             reason=reason,
