@@ -91,11 +91,9 @@ class PartialPool:
         self.alive: dict[str, Alive] = {}
         self.late = 0
         """Events of an older attempt, ignored."""
-        self._next: dict[TopicPartition, int] = {}
 
     def apply(self, event: object, source: TopicPartition, offset: int) -> None:
         """Take the next record of a partition."""
-        self._next[source] = offset + 1
         match event:
             case r.TrajectoryStarted():
                 self._started(event, source, offset)

@@ -33,6 +33,8 @@ __all__ = ["Repack", "build"]
 _STATUS = "rollouts.status"
 _PARTIAL = "trajectories.partial"
 _BATCH = 512
+_BATCH_BYTES = 16 * 1024 * 1024
+"""Of snapshots in one transaction; the rest follows in the next."""
 _PLACE_PERIOD_S = 0.2
 _COMMIT_PERIOD_S = 5.0
 
@@ -95,8 +97,11 @@ class Repack:
             logger.info("lost the lead, nothing was committed: %s", error)
             self._forget()
         except Retryable as error:
-            # It may have been committed all the same: decide again only after reading up to the present end.
+            # It may have been committed all the same. A new producer of the id settles that; then decide again, after
+            # reading up to the present end.
             logger.warning("not committed, will decide again: %s", error)
+            self._producer.close()
+            self._producer = self._context.log.producer(self._context.transactional_id)
             self._catch_up()
         return worked
 
@@ -185,7 +190,10 @@ class Repack:
         at_ms = int(now * 1000)
         out: list[OutRecord] = []
         taken: list[tuple[Alive, r.TrajectoryMoved]] = []
+        size = 0
         for placement in placements[:_BATCH]:
+            if size > _BATCH_BYTES:
+                break
             one = self._pool.alive[placement.trajectory_id]
             target = self._roster.newest(placement.rollout_id)
             if target is None:
@@ -211,6 +219,7 @@ class Repack:
                 at_ms=at_ms,
             )
             out += [outgoing(self._context.codec, moved), outgoing(self._context.codec, adopt)]
+            size += len(out[-1].value or b"")
             taken.append((one, moved))
         if not out:
             return False

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 __all__ = ["Load", "Move", "Orphan", "Placement", "place", "plan"]
 
+_MAX_REFUSALS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -109,7 +111,7 @@ class Orphan:
     waited_s: float
     """Since it was found without an owner."""
     refused: int
-    """How often a rollout handed it back."""
+    """How often it was handed back since its last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class Placement:
 def place(orphans: Iterable[Orphan], loads: Sequence[Load], *, version_wait_s: float) -> tuple[Placement, ...]:
     """Where orphans go: a rollout of their version; an idle one, which can load it; after a wait, anywhere, anew.
 
-    Orphans that have to wait are not in the result. Longest first, each to the rollout with the fewest requests.
+    One that was handed back time and again (nobody with its version can hold it) is sampled anew too. Orphans that have
+    to wait are not in the result. Longest first, each to the rollout with the fewest requests.
     """
     requests = {load.rollout_id: load.requests for load in loads}
     version = {load.rollout_id: load.version for load in loads}
@@ -140,7 +143,7 @@ def place(orphans: Iterable[Orphan], loads: Sequence[Load], *, version_wait_s: f
             or (requests[load.rollout_id] == 0 and orphan.refused == 0)
         ]
         keep = True
-        if not able and orphan.waited_s >= version_wait_s:
+        if orphan.refused >= _MAX_REFUSALS or (not able and orphan.waited_s >= version_wait_s):
             able, keep = list(loads), False
         if not able:
             continue

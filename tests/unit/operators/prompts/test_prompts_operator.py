@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +15,12 @@ from laminar.operators.prompts.config import DataConfig, PromptsConfig
 from laminar.operators.prompts.operator import Prompts
 from laminar.operators.prompts.tokenizing import PromptTokenizer
 from laminar.schemas import records as r
-from laminar.schemas.errors import ConfigError, TopicMismatch, Unavailable
+from laminar.schemas.errors import ConfigError, TopicMismatch
 from laminar.streams.deadline import Deadline
-from laminar.streams.log import Log, OutRecord
 from laminar.streams.reading import partitions_of, read_topic
 from laminar.streams.topics import TOPICS
 from tests.support.dataflow import World
+from tests.support.late_log import LateLog
 
 ROWS = 6
 
@@ -160,42 +158,6 @@ def test_a_resume_with_another_order_repeats_no_row_of_the_epoch(tmp_path: Path)
     ids = [p.prompt_id for p in admitted(world)]
     assert len(ids) == len(set(ids)) == 12
     assert {p.index for p in admitted(world) if p.epoch == 1} == set(range(ROWS))
-
-
-class LateLog:
-    """The first commit of a producer ends without an answer, and is done only when its id is taken over."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._late: list[OutRecord] | None = None
-        self._tried = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
-
-    def producer(self, transactional_id: str) -> LateLog:
-        self._producer = self._log.producer(transactional_id)
-        if self._late is not None:
-            with self._producer.transaction() as tx:
-                for record in self._late:
-                    tx.send(record)
-            self._late = None
-        return self
-
-    @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        if self._tried:
-            assert self._late is None, "the next transaction would settle the one before"
-            with self._producer.transaction() as tx:
-                yield tx
-            return
-        self._tried, sent = True, []
-        yield SimpleNamespace(send=sent.append)
-        self._late = sent
-        raise Unavailable("no answer to the commit")
-
-    def close(self) -> None:
-        pass
 
 
 def test_an_admission_that_was_committed_after_all_is_not_repeated(tmp_path: Path) -> None:

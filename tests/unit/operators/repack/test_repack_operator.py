@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
+from laminar.operators.repack import operator as repack
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.operator import Repack
 from laminar.schemas import records as r
 from tests.support.dataflow import World, make_prompt, make_tokens
+from tests.support.late_log import LateLog
 
 CONFIG = RepackConfig(period_s=1.0, dead_after_s=3.0, version_wait_s=2.0)
 
@@ -168,8 +174,6 @@ def test_a_restarted_repack_folds_only_what_is_in_flight() -> None:
 def test_only_one_of_two_instances_decides() -> None:
     world = World()
     context = world.context("repack")
-    import dataclasses
-
     first = Repack(CONFIG, context)
     second = Repack(CONFIG, dataclasses.replace(context, instance="repack-1"))
     world.write(started(world, 0, "r0"))
@@ -180,3 +184,24 @@ def test_only_one_of_two_instances_decides() -> None:
         second.step(world.now)
         world.advance(0.25)
     assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
+
+
+def test_an_adoption_that_was_committed_after_all_is_not_repeated() -> None:
+    world = World()
+    context = dataclasses.replace(world.context("repack"), log=LateLog(world.log))  # type: ignore[arg-type]
+    operator = Repack(CONFIG, context)
+    world.write(started(world, 0, "r0"))
+    run(world, operator, 6.0, {"r1": (), "r2": ()})
+    adopted = world.read("rollouts.commands", r.AdoptCommand)
+    assert [a.snapshot.attempt for a in adopted] == [1]
+
+
+def test_many_large_orphans_are_adopted_in_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repack, "_BATCH_BYTES", 1)
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(*(started(world, member, "r0") for member in range(3)))
+    run(world, operator, 5.0, {"r1": ()})
+    adopted = world.read("rollouts.commands", r.AdoptCommand)
+    assert sorted(a.snapshot.member for a in adopted) == [0, 1, 2]
+    assert len({a.at_ms for a in adopted}) == 3

@@ -60,3 +60,10 @@ def test_an_orphan_whose_version_is_gone_waits_and_is_then_sampled_anew() -> Non
 def test_an_orphan_without_tokens_goes_anywhere_at_once() -> None:
     loads = [load("a", 50, 7, version=3), load("b", 50, 1, version=4)]
     assert place([Orphan("t", -1, 4, 0.0, 0)], loads, version_wait_s=10) == (Placement("t", "b", True),)
+
+
+def test_an_orphan_that_is_handed_back_time_and_again_is_sampled_anew() -> None:
+    # Its owners died with it near their limit, and the others are smaller: it must not wander for ever.
+    loads = [load("a", 50, 7, version=1), load("b", 50, 1, version=1)]
+    assert place([Orphan("t", 1, 900, 0.0, 2)], loads, version_wait_s=10) == (Placement("t", "b", True),)
+    assert place([Orphan("t", 1, 900, 0.0, 3)], loads, version_wait_s=10) == (Placement("t", "b", False),)
