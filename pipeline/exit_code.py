@@ -6,9 +6,19 @@
 
 from __future__ import annotations
 
-from laminar.schemas.errors import ConfigError, LaminarError, Retryable
+from laminar.schemas.errors import ConfigError, Fenced, LaminarError, Retryable
 
-__all__ = ["CRASHED", "DO_NOT_RETRY", "FATAL", "FINISHED", "RETRYABLE", "USAGE", "WRONG_CONFIG", "exit_code_of"]
+__all__ = [
+    "CRASHED",
+    "DO_NOT_RETRY",
+    "FATAL",
+    "FENCED",
+    "FINISHED",
+    "RETRYABLE",
+    "USAGE",
+    "WRONG_CONFIG",
+    "exit_code_of",
+]
 
 FINISHED = 0
 CRASHED = 1
@@ -19,6 +29,9 @@ FATAL = 70
 """EX_SOFTWARE: trying again cannot help."""
 RETRYABLE = 75
 """EX_TEMPFAIL: trying again may help."""
+FENCED = 76
+"""EX_PROTOCOL: another process took this one's identity, or the broker gave up an open transaction while it was stalled.
+Whoever is sure that the other process is not wanted, or is this one, starts it again."""
 WRONG_CONFIG = 78
 """EX_CONFIG: an operator refuses its configuration."""
 
@@ -30,4 +43,6 @@ def exit_code_of(error: LaminarError) -> int:
     """The code with which an operator's process ends on this error."""
     if isinstance(error, ConfigError):
         return WRONG_CONFIG
+    if isinstance(error, Fenced):
+        return FENCED
     return RETRYABLE if isinstance(error, Retryable) else FATAL

@@ -139,7 +139,7 @@ def test_a_slow_step_is_logged_and_measured(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(Unavailable("x"), 75), (Fenced("x"), 70), (ConfigError("x"), 78), (LaminarError("x"), 70)]
+    ("error", "code"), [(Unavailable("x"), 75), (Fenced("x"), 76), (ConfigError("x"), 78), (LaminarError("x"), 70)]
 )
 def test_exit_codes_say_whether_trying_again_helps(error: LaminarError, code: int) -> None:
     assert exit_code_of(error) == code
