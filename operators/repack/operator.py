@@ -49,7 +49,9 @@ class Repack:
         self._context = context
         self._producer = context.log.producer(context.transactional_id)
         self._fold_group = Membership(f"{context.group}.fold")
-        self._consumer = context.log.consumer(context.group, [_STATUS], instance=context.instance)
+        self._consumer = context.log.consumer(
+            context.group, [_STATUS], instance=context.instance, on_assign=self._skip_expired
+        )
         self._reader: Reader | None = None
         self.moves = 0
         """Trajectories that live rollouts were asked to release."""
@@ -137,12 +139,31 @@ class Repack:
                 self._next_plan = now
         return bool(polled)
 
+    def _skip_expired(self, partitions: frozenset[TopicPartition]) -> None:
+        """Heartbeats that retention has removed while the run stood still do not matter."""
+        reader, position = self._context.log.reader(), self._consumer.position()
+        for partition in partitions:
+            start = reader.bounds(partition).start
+            if position.get(partition, start) < start:
+                self._consumer.seek(partition, start)
+        reader.close()
+
     def _begin(self, now: float) -> None:
         self._reader = self._context.log.reader()
         count = self._context.log.topics()[_PARTIAL].partitions
         committed = self._context.log.committed(self._fold_group.group, _PARTIAL)
         partitions = [TopicPartition(_PARTIAL, index) for index in range(count)]
-        starts = {p: max(committed.get(p, 0), self._reader.bounds(p).start) for p in partitions}
+        starts = {p: self._reader.bounds(p).start for p in partitions}
+        for partition, wanted in committed.items():
+            if wanted < starts[partition]:
+                logger.error(
+                    "%s: offset %d is needed, but the log begins at %d: what had begun before is lost to its group"
+                    " (retention is too short)",
+                    partition,
+                    wanted,
+                    starts[partition],
+                )
+            starts[partition] = max(wanted, starts[partition])
         self._reader.assign(starts)
         self._catch_up()
         self._since = now

@@ -10,6 +10,7 @@ from laminar.operators.repack import operator as repack
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.operator import Repack
 from laminar.schemas import records as r
+from laminar.streams.memory import MemoryLog
 from tests.support.dataflow import World, make_prompt, make_tokens
 from tests.support.late_log import LateLog
 
@@ -61,12 +62,14 @@ def delta(world: World, trajectory: str, start: int, n: int, attempt: int = 0) -
     )
 
 
-def run(world: World, operator: Repack, seconds: float, beats: dict[str, tuple[str, ...]]) -> None:
+def run(
+    world: World, operator: Repack, seconds: float, beats: dict[str, tuple[str, ...]], *, step: bool = True
+) -> None:
     """Let time pass while the rollouts named in ``beats`` go on sending heartbeats."""
     until = world.now + seconds
     while world.now < until:
         world.write(*(heartbeat(world, rollout, ids) for rollout, ids in beats.items()))
-        while operator.step(world.now):
+        while step and operator.step(world.now):
             pass
         world.advance(0.25)
 
@@ -205,3 +208,19 @@ def test_many_large_orphans_are_adopted_in_several_transactions(monkeypatch: pyt
     adopted = world.read("rollouts.commands", r.AdoptCommand)
     assert sorted(a.snapshot.member for a in adopted) == [0, 1, 2]
     assert len({a.at_ms for a in adopted}) == 3
+
+
+def test_a_run_that_is_resumed_after_heartbeats_have_expired_goes_on() -> None:
+    world = World()
+    assert isinstance(world.log, MemoryLog)
+    first = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"))
+    run(world, first, 8.0, {"r0": ("d/0/0/0",)})
+    first.close()
+    run(world, first, 1.0, {"r0": ()}, step=False)
+    world.advance(2 * 24 * 3600)
+    world.write(heartbeat(world, "r1"))
+    world.log.maintain(world.now)
+    second = Repack(CONFIG, world.context("repack"))
+    run(world, second, 5.0, {"r1": ()})
+    assert [a.rollout_id for a in world.read("rollouts.commands", r.AdoptCommand)] == ["r1"]
