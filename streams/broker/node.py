@@ -247,6 +247,8 @@ _ONE_NODE: Mapping[str, str] = {
     "share.coordinator.state.topic.min.isr": "1",
     "num.network.threads": "2",
     "num.io.threads": "4",
+    # a run that stood still for longer than the default of 7 days still knows what it has consumed
+    "offsets.retention.minutes": "5256000",
     # topics are never created by writing to them; records may be large
     "auto.create.topics.enable": "false",
     "message.max.bytes": "134217728",
