@@ -1,0 +1,1 @@
+"""The commands of ``laminar``, one module each; ``cli`` imports the one that is called."""
