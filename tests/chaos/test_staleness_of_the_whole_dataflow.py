@@ -10,11 +10,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from laminar.operators.operator import Operator
+from laminar.operators.operator import Context, Operator
 from laminar.operators.prompts.config import DataConfig, PromptsConfig
 from laminar.operators.prompts.operator import Prompts
 from laminar.operators.prompts.tokenizing import PromptTokenizer
@@ -80,18 +81,62 @@ def script(request: EngineRequest) -> Answer:
     return Answer(ids=tuple(rng.randrange(5, 200) for _ in range(rng.choice([3, 6, 12, 60]))))
 
 
-def rollout(world: World, index: int) -> Rollout:
-    context = world.context("rollout")
-    object.__setattr__(context, "instance", f"rollout-{index}")
-    world.advance(0.002)
-    config = RolloutConfig(poll_s=0.0, finish_s=0.0, delta_s=0.1, heartbeat_s=0.5)
-    return Rollout(config, context, engine=ScriptedEngine(script, max_running=12), weights=NoWeights())
-
-
 def dataset(folder: Path, name: str, rows: int) -> DataConfig:
     path = folder / name
     path.write_text("".join(json.dumps({"prompt": "abc", "answer": str(i)}) + "\n" for i in range(rows)))
     return DataConfig(path=path)
+
+
+class Run:
+    """Every operator of a run, and how to start each of them again."""
+
+    def __init__(self, folder: Path, *, groups_per_step: int, max_staleness: int, steps: int = STEPS) -> None:
+        self.world = World(groups_per_step=groups_per_step, group_size=4, steps=steps, max_staleness=max_staleness)
+        self.folder = folder
+        self.data = PromptsConfig(train=dataset(folder, "train.jsonl", 5), eval=dataset(folder, "eval.jsonl", 4))
+        self.running: dict[str, Operator] = {}
+        for instance in ("prompts-0", "rollout-0", "rollout-1", "reward-0", "repack-0", "trainer-0"):
+            self.start(instance)
+
+    def start(self, instance: str) -> None:
+        """A new process; one that ran under this name is not told."""
+        self.world.advance(0.002)  # an incarnation is a time in milliseconds
+        context = replace(self.world.context(instance.rsplit("-", 1)[0]), instance=instance)
+        self.running[instance] = self._make(context)
+
+    def _make(self, context: Context) -> Operator:
+        match context.name:
+            case "prompts":
+                return Prompts(self.data, context, PromptTokenizer(Letters(), 512))
+            case "rollout":
+                config = RolloutConfig(poll_s=0.0, finish_s=0.0, delta_s=0.1, heartbeat_s=0.5, lease_s=3.0)
+                return Rollout(config, context, engine=ScriptedEngine(script, max_running=12), weights=NoWeights())
+            case "reward":
+                return build_reward(RewardConfig(), context)
+            case "repack":
+                return Repack(RepackConfig(period_s=1.0, dead_after_s=3.0, version_wait_s=2.0), context)
+            case _:
+                return Trainer(
+                    TrainerConfig(algorithm=AlgorithmConfig(zero_advantage="keep"), publish_retry_s=0.3),
+                    context,
+                    learner=CountingLearner(),
+                    publisher=SlowWeights(),
+                    checkpoints=Checkpoints(self.folder / "checkpoints", keep=1),
+                )
+
+    def until_the_end(self, seconds: float, *, faults: random.Random | None = None) -> None:
+        until = self.world.now + seconds
+        while self.world.now < until and not self.world.read("training.steps", r.RunEnded):
+            for _ in range(25):
+                self.world.advance(0.02)
+                for operator in list(self.running.values()):
+                    operator.step(self.world.now)
+            if faults is not None and faults.random() < 0.5:
+                self.start(faults.choice(list(self.running)))
+
+    @property
+    def steps(self) -> list[r.TrainingStep]:
+        return self.world.read("training.steps", r.TrainingStep)
 
 
 @pytest.mark.parametrize("groups_per_step", [1, 3])
@@ -99,35 +144,26 @@ def dataset(folder: Path, name: str, rows: int) -> DataConfig:
 def test_a12_a_bounded_run_gets_on_and_drops_nothing_as_stale(
     max_staleness: int, groups_per_step: int, tmp_path: Path
 ) -> None:
-    world = World(groups_per_step=groups_per_step, group_size=4, steps=STEPS, max_staleness=max_staleness)
-    data = PromptsConfig(train=dataset(tmp_path, "train.jsonl", 5), eval=dataset(tmp_path, "eval.jsonl", 4))
-    operators: list[Operator] = [
-        Prompts(data, world.context("prompts"), PromptTokenizer(Letters(), 512)),
-        rollout(world, 0),
-        rollout(world, 1),
-        build_reward(RewardConfig(), world.context("reward")),
-        Repack(RepackConfig(period_s=1.0), world.context("repack")),
-        Trainer(
-            TrainerConfig(algorithm=AlgorithmConfig(zero_advantage="keep"), publish_retry_s=0.3),
-            world.context("trainer"),
-            learner=CountingLearner(),
-            publisher=SlowWeights(),
-            checkpoints=Checkpoints(tmp_path / "checkpoints", keep=1),
-        ),
-    ]
-    until = world.now + 120.0
-    while world.now < until and not world.read("training.steps", r.RunEnded):
-        for _ in range(25):
-            world.advance(0.02)
-            for operator in operators:
-                operator.step(world.now)
-    steps = world.read("training.steps", r.TrainingStep)
-    assert [s.step for s in steps] == list(range(1, STEPS + 1))
-    assert Counter(d.reason for s in steps for d in s.dropped) == {}
-    assert max(int(lag) for s in steps for lag in s.staleness) <= max_staleness
-    assert [e.round for e in world.read("training.steps", r.Evaluation)] == [0, STEPS]
-    assert [e.n for e in world.read("training.steps", r.Evaluation)] == [4, 4]
-    ledger = audit(world.log, world.codec, "run", deadline=Deadline.after(60, "audit"))
+    run = Run(tmp_path, groups_per_step=groups_per_step, max_staleness=max_staleness)
+    run.until_the_end(120.0)
+    assert [s.step for s in run.steps] == list(range(1, STEPS + 1))
+    assert Counter(d.reason for s in run.steps for d in s.dropped) == {}
+    assert max(int(lag) for s in run.steps for lag in s.staleness) <= max_staleness
+    assert [(e.round, e.n) for e in run.world.read("training.steps", r.Evaluation)] == [(0, 4), (STEPS, 4)]
+    ledger = audit(run.world.log, run.world.codec, "run", deadline=Deadline.after(60, "audit"))
     assert ledger.violations == ()
-    for operator in operators:
-        operator.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_a12_a_bounded_run_gets_on_whoever_is_killed(seed: int, max_staleness: int, tmp_path: Path) -> None:
+    run = Run(tmp_path, groups_per_step=2, max_staleness=max_staleness)
+    run.until_the_end(60.0, faults=random.Random(seed))
+    run.until_the_end(600.0)
+    assert run.steps[-1].step == STEPS
+    assert max(int(lag) for s in run.steps for lag in s.staleness) <= max_staleness
+    assert [e.round for e in run.world.read("training.steps", r.Evaluation)] == [0, STEPS]
+    ledger = audit(run.world.log, run.world.codec, "run", deadline=Deadline.after(60, "audit"))
+    assert ledger.violations == ()
+    assert ledger.max_versions_per_trajectory == 1
