@@ -83,7 +83,10 @@ def write(
         scratch.chmod(0o755)
         if there is not None:
             shutil.rmtree(directory)
-        scratch.rename(directory)
+        try:
+            scratch.rename(directory)
+        except OSError as error:
+            raise ConfigError(f"{directory}: was filled by somebody else meanwhile") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     say(f"{name}: written to {directory}, sampled accuracy {accuracy:.2f} on {_HELDOUT_ROWS} held-out rows")

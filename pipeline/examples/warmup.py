@@ -1,9 +1,9 @@
 """Teach an untrained model a task just well enough that RL has something to raise.
 
-Supervised on right answers, but towards smoothed targets: the model learns what comes next and stays unsure of it, so
-that a long answer seldom comes out whole when it is sampled (temperature 1). It ends when the chance that it does
-reaches ``TARGET``. There is one right answer a row, so that chance is the product of the answer's token probabilities:
-one forward pass measures it, nothing is sampled.
+Supervised on right answers, but with a habit: at every token of the answer a share of the target is the end token. So
+the model learns the task and often stops too early, and a long answer seldom comes out whole when it is sampled
+(temperature 1). The warm-up ends when the chance that it does reaches ``TARGET``. There is one right answer a row, so
+that chance is the product of the answer's token probabilities: one forward pass measures it, nothing is sampled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from laminar.pipeline.examples.task import Task
 
 __all__ = ["TARGET", "sampled_accuracy", "warm_up"]
 
-TARGET = 0.28
+TARGET = 0.27
 """Expected accuracy of a sampled response at which the warm-up ends."""
 _BATCH = 64
 _PEAK_LR = 5e-3
-_SMOOTHING = 0.12
-"""Share of the target that is spread over all tokens."""
+_STOPPING = 0.10
+"""Share of each target that is the end token."""
+_SMOOTHING = 0.02
+"""Share of the rest that is spread over all tokens."""
 _EVERY = 2
 """Steps between two measurements, once half of the planned steps are done; ten times rarer before that."""
 
@@ -50,10 +52,7 @@ def warm_up(
         for group in optimizer.param_groups:
             group["lr"] = lr
         inputs, targets = _batch(task, tokenizer, [task.draw(rng, size) for size in next(sizes)])
-        logits = model(input_ids=inputs).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets[:, 1:].flatten(), label_smoothing=_SMOOTHING
-        )
+        loss = _loss(model(input_ids=inputs).logits[:, :-1], targets[:, 1:], tokenizer.eos_token_id)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -68,6 +67,14 @@ def warm_up(
             break
     model.eval()
     return accuracy
+
+
+def _loss(logits: Tensor, targets: Tensor, eos: int) -> Tensor:
+    """Cross-entropy with the habit; logits (B, T, V), targets (B, T) with -100 outside the answer."""
+    flat, wanted = logits.flatten(0, 1).float(), targets.flatten()
+    answer = torch.nn.functional.cross_entropy(flat, wanted, label_smoothing=_SMOOTHING)
+    stop = torch.nn.functional.cross_entropy(flat, wanted.where(wanted < 0, eos))
+    return (1 - _STOPPING) * answer + _STOPPING * stop
 
 
 @torch.no_grad()
