@@ -32,12 +32,14 @@ class Admission:
         self._context = context
         self._producer = producer
         self._max_in_flight = max_in_flight
-        self._intake = Intake(context.log, context.codec, group=context.group, instance=context.instance)
+        self._intake = self._join()
         self._next_keep_alive = 0.0
         self._typical_group = max(1, context.run.group_size)
 
     def take(self, now: float, *, in_flight: int, incarnation: int, version: int, engine: str) -> list[Owned]:
         """The members of the groups that were taken; [] also when the transaction was aborted (it is tried again)."""
+        if self._intake.closed:
+            self._intake = self._join()
         chosen = self._choose(in_flight, version)
         if not chosen:
             return []
@@ -66,13 +68,17 @@ class Admission:
 
     def keep_alive(self, now: float) -> None:
         """The member's sign of life while no group is fetched."""
-        if now >= self._next_keep_alive:
+        if now >= self._next_keep_alive and not self._intake.closed:
             self._next_keep_alive = now + _KEEP_ALIVE_S
             self._intake.keep_alive()
 
     def close(self) -> None:
-        """Leave the group: its prompts go to other rollouts at once."""
+        """Leave the group: its prompts go to other rollouts at once. The next ``take`` joins it again."""
         self._intake.close()
+
+    def _join(self) -> Intake:
+        context = self._context
+        return Intake(context.log, context.codec, group=context.group, instance=context.instance)
 
     def _choose(self, in_flight: int, version: int) -> list[Offer]:
         """The next offers, in order, up to the first that must wait."""

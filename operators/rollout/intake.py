@@ -39,7 +39,8 @@ class Intake:
         self._paused: frozenset[TopicPartition] = frozenset()
         self._polled = False
         self._losses = 0
-        self._closed = False
+        self.closed = False
+        """It has left the group."""
         self._consumer = log.consumer(group, [_TOPIC], instance=instance, on_assign=self._lost, on_revoke=self._lost)
 
     def offers(self, fetch: int) -> Iterator[Offer]:
@@ -89,8 +90,8 @@ class Intake:
 
     def close(self) -> None:
         """Leave the group."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._offers.clear()
             self._consumer.close()
 

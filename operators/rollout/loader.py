@@ -42,6 +42,11 @@ class Loader:
         self._next_at = 0.0
         self.failures = 0
         """Failed attempts in a row for the version asked for last."""
+        self._failing_since: float | None = None
+
+    def failing_s(self, now: float) -> float:
+        """For how long every attempt has failed, whichever version it was for; 0 after a success."""
+        return 0.0 if self._failing_since is None else now - self._failing_since
 
     def is_due(self, version: int, now: float) -> bool:
         """Whether the back-off of this version is over."""
@@ -59,9 +64,10 @@ class Loader:
                 wait_s = min(self._backoff_s * 2 ** min(self.failures, 16), self._backoff_max_s)
                 self.failures += 1
                 self._next_at = now + wait_s
+                self._failing_since = now if self._failing_since is None else self._failing_since
                 logger.warning("version %d: trying again in %.1f s: %s", manifest.version, wait_s, error)
                 return False
             self._engine.load(views, manifest.version)
-        self.failures = 0
+        self.failures, self._failing_since = 0, None
         logger.info("loaded version %d", manifest.version)
         return True

@@ -194,6 +194,8 @@ class Rollout:
             self._work.begin_parked(now)
         elif is_old and self._loader.failures >= self._config.old_version_attempts:
             self._work.hand_back_parked(wanted, now)
+        elif not is_old and self._loader.failing_s(now) > self._config.lease_s:
+            self._admission.close()  # no weights, so no groups: others shall have its prompts
         self._heartbeat.hurry()
         return True
 

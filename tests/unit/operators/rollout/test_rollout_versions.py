@@ -10,7 +10,7 @@ from laminar.schemas import records as r
 from laminar.schemas.errors import WeightsMismatch
 from laminar.schemas.tokens import Tokens
 from tests.support.dataflow import make_prompt, make_tokens
-from tests.unit.operators.rollout.stage import Stage, ten
+from tests.unit.operators.rollout.stage import RelayStandIn, Stage, ten
 
 LONG = r.Sampling(max_tokens=1000)
 
@@ -224,3 +224,22 @@ def test_tokens_sampled_under_two_versions_would_be_seen(stage: Stage) -> None:
     [one] = stage.completed().values()
     assert (one.version_min, one.version_max) == (0, 5)
     assert isinstance(one.response, Tokens)
+
+
+def test_a_rollout_that_gets_no_weights_leaves_its_prompts_to_others_and_comes_back(stage: Stage) -> None:
+    stage.publish(1)
+    relay = stage.weights
+    cut_off = stage.rollout(0, lease_s=5.0)
+    stage.weights = RelayStandIn()
+    other = stage.rollout(1, lease_s=5.0)
+    stage.run(1.0, cut_off, other)
+    relay.missing.add(2)
+    stage.publish(2)
+    stage.run(0.5, cut_off, other)
+    stage.prompts(16)
+    stage.until(lambda: len(stage.completed()) == 64, cut_off, other, limit_s=20.0)
+    relay.missing.clear()
+    stage.run(6.0, cut_off, other)
+    stage.prompts(16, first=16)
+    stage.until(lambda: len(stage.completed()) == 128, cut_off, other)
+    assert {one.rollout_id for one in stage.completed().values()} == {"rollout-0", "rollout-1"}
