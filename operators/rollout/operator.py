@@ -220,7 +220,16 @@ class Rollout:
     def _sample(self, now: float) -> bool:
         if not len(self._work.ledger):
             return False
+        began = self._context.clock()
         n = self._work.sample(now)
+        took = self._context.clock() - began
+        if took > self._config.lease_s / 2:
+            logger.warning(
+                "one poll of the engine took %.1f s; above lease_s = %g s all that is in hand is lost each time: make"
+                " polls shorter (engine.max_running, engine.steps_per_poll), or raise lease_s and repack's dead_after_s",
+                took,
+                self._config.lease_s,
+            )
         self._heartbeat.count(max(0, n))
         if n >= 0 and not len(self._work.ledger):
             self._hurry = True
