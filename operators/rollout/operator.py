@@ -226,7 +226,7 @@ class Rollout:
         if took > self._config.lease_s / 2:
             logger.warning(
                 "one poll of the engine took %.1f s; above lease_s = %g s all that is in hand is lost each time: make"
-                " polls shorter (engine.max_running, engine.steps_per_poll), or raise lease_s and repack's dead_after_s",
+                " polls shorter (engine.max_running, steps_per_poll), or raise lease_s and repack's dead_after_s",
                 took,
                 self._config.lease_s,
             )
