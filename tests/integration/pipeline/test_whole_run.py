@@ -171,3 +171,28 @@ def processes_of(words: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+@pytest.mark.kafka
+def test_the_same_run_on_kafka_by_one_changed_key(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "laminar.pipeline.cli", "broker", str(tmp_path), "--port", "0"]
+    broker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert broker.stdout is not None
+        bootstrap = broker.stdout.readline().split()[3].rstrip(",")
+        on_kafka = ("name=brokered", "log.kind=kafka", f"log.bootstrap={bootstrap}")
+        done = laminar(folder, "run", "run.yaml", *on_kafka)
+        assert done.returncode == 0, done.stderr[-4000:]
+        summary = json.loads((folder / "runs" / "brokered" / "summary.json").read_text())
+        assert summary["ledger"]["trained"] == 3 * 2 * 4
+        assert summary["ledger"]["balanced"]
+        assert laminar(folder, "audit", "runs/brokered").returncode == 0
+        lag = json.loads(laminar(folder, "lag", "runs/brokered", "--json").stdout)
+        assert sum(row["lag"] for row in lag if row["group"] == "brokered.reward") == 0
+        again = laminar(folder, "run", "run.yaml", *on_kafka, "run_dir=runs/elsewhere")
+        assert again.returncode == 70
+        assert "is a new folder" in again.stderr
+    finally:
+        broker.send_signal(signal.SIGTERM)
+        broker.communicate(timeout=60)
+    assert broker.returncode == 0
