@@ -282,14 +282,17 @@ class Loop:
         self.counts.rewinds += 1
         owned = self._consumer.assignment()
         first = {partition: entries[0].source.offset for partition, entries in self._in_hand.items() if entries}
-        self._revoked(frozenset(first))
+        self._drop(frozenset(first))  # the consumer still has them paused, as _paused says
         for partition, offset in first.items():
             if partition in owned:
                 self._consumer.seek(partition, offset)
 
     def _revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._drop(partitions)
+        self._paused -= partitions
+
+    def _drop(self, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
             for entry in self._in_hand.pop(partition, ()):
                 if self._tickets.pop(entry.ticket, None) is not None:
                     self._worker.cancel(entry.ticket)
-        self._paused -= partitions

@@ -255,6 +255,22 @@ def test_s9_after_an_abort_or_eviction_the_input_is_read_again_and_nothing_is_do
     assert (loop.counts.rewinds, setup.committed()) == (3, 4)
 
 
+@pytest.mark.parametrize("error", [Aborted("no"), Evicted("no")])
+def test_s9_a_partition_that_was_full_when_a_transaction_aborted_is_read_again(error: Retryable) -> None:
+    setup = Setup(partitions=2)
+    setup.write(*group(6), partition=0)
+    worker = Manual()
+    loop = setup.loop(worker, max_in_hand=2)  # one record a partition: it is paused while that is in hand
+    setup.run(loop, 5)
+    setup.faults.plan = [("before_commit", error)]
+    worker.finish()
+    for _ in range(20):
+        setup.run(loop, 5)
+        worker.finish()
+    assert loop.counts.rewinds == 1
+    assert sorted(setup.scored()) == ids(group(6))
+
+
 def test_an_unknown_outcome_flies_and_the_next_process_doubles_nothing() -> None:
     setup = Setup()
     records = group(4)
