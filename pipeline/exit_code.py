@@ -30,7 +30,7 @@ FATAL = 70
 RETRYABLE = 75
 """EX_TEMPFAIL: trying again may help."""
 FENCED = 76
-"""EX_PROTOCOL: another process took this one's identity, or the broker gave up an open transaction while it was stalled.
+"""EX_PROTOCOL: another process took this one's identity, or the broker gave up its open transaction while it stalled.
 Whoever is sure that the other process is not wanted, or is this one, starts it again."""
 WRONG_CONFIG = 78
 """EX_CONFIG: an operator refuses its configuration."""
