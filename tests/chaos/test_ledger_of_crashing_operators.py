@@ -28,37 +28,15 @@ from laminar.operators.trainer.operator import Trainer
 from laminar.operators.trainer.selection import Batch
 from laminar.operators.weights import NamedTensor
 from laminar.schemas import records as r
-from laminar.schemas.errors import Aborted, Fenced, Retryable, Unavailable
+from laminar.schemas.errors import Fenced, Retryable
 from laminar.streams.audit import audit
 from laminar.streams.deadline import Deadline
-from laminar.streams.log import TopicPartition
-from laminar.streams.memory import MemoryLog, Point
+from laminar.streams.memory import MemoryLog
 from tests.support.dataflow import World, make_prompt
+from tests.support.faults import Crash, Faults
 from tests.support.weights import NoWeights
 
 GROUPS, GROUP_SIZE, GROUPS_PER_STEP = 24, 4, 3
-
-
-class Crash(BaseException):
-    """The process dies here."""
-
-
-class Faults:
-    """Rates per transaction; 0 turns them off."""
-
-    def __init__(self, rng: random.Random, rate: float) -> None:
-        self.rng = rng
-        self.rate = rate
-
-    def at(self, point: Point, transactional_id: str) -> None:
-        if self.rng.random() >= self.rate:
-            return
-        if point == "before_commit":
-            raise self.rng.choice([Aborted("no"), Crash()])
-        raise self.rng.choice([Unavailable("no answer"), Crash()]) if point == "after_commit" else Crash()
-
-    def late(self, who: str, partition: TopicPartition) -> bool:
-        return self.rng.random() < self.rate
 
 
 class Counting:
