@@ -201,6 +201,7 @@ class Prompts:
             ledger.load,
             max_outstanding=self._max_outstanding,
             groups_per_step=run.groups_per_step,
+            total_steps=run.steps,
             max_staleness=run.max_staleness,
         )
         end = ledger.admitted + min(room, self._config.batch)

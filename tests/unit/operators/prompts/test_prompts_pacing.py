@@ -20,6 +20,7 @@ def test_a13_every_valid_combination_admits_at_least_one_step_at_the_start(
         fresh(),
         max_outstanding=groups_per_step + extra,
         groups_per_step=groups_per_step,
+        total_steps=1000,
         max_staleness=max_staleness,
     )
     assert allowed >= groups_per_step
@@ -47,6 +48,7 @@ def test_a12_training_goes_on_and_a_straggler_is_trained_within_the_bound(
                 load,
                 max_outstanding=max_outstanding,
                 groups_per_step=groups_per_step,
+                total_steps=1000,
                 max_staleness=max_staleness,
             )
         ):
@@ -73,18 +75,18 @@ def test_a12_training_goes_on_and_a_straggler_is_trained_within_the_bound(
 
 def test_c9_a_slow_trainer_bounds_what_is_admitted() -> None:
     load = Load(outstanding=48, steps=0, oldest_step=0, newest_step=0)
-    assert allowance(load, max_outstanding=48, groups_per_step=16, max_staleness=None) == 0
+    assert allowance(load, max_outstanding=48, groups_per_step=16, total_steps=1000, max_staleness=None) == 0
 
 
 def test_groups_lost_to_dead_letters_are_replaced() -> None:
     load = Load(outstanding=12, steps=0, oldest_step=0, newest_step=0)
-    assert allowance(load, max_outstanding=48, groups_per_step=16, max_staleness=0) == 4
+    assert allowance(load, max_outstanding=48, groups_per_step=16, total_steps=1000, max_staleness=0) == 4
 
 
 def test_nothing_is_admitted_for_a_version_that_is_too_old_by_the_time_it_is_trained_on() -> None:
     load = Load(outstanding=0, steps=5, oldest_step=None, newest_step=4)
-    assert allowance(load, max_outstanding=48, groups_per_step=16, max_staleness=0) == 0
-    assert allowance(load, max_outstanding=48, groups_per_step=16, max_staleness=1) == 16
+    assert allowance(load, max_outstanding=48, groups_per_step=16, total_steps=1000, max_staleness=0) == 0
+    assert allowance(load, max_outstanding=48, groups_per_step=16, total_steps=1000, max_staleness=1) == 16
 
 
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(0, 3), st.integers(0, 9))
@@ -93,6 +95,16 @@ def test_a12_groups_that_are_too_old_already_leave_room_for_a_step(
 ) -> None:
     load = Load(outstanding=outstanding, steps=9, oldest_step=oldest if outstanding else None, newest_step=9)
     allowed = allowance(
-        load, max_outstanding=3 * groups_per_step, groups_per_step=groups_per_step, max_staleness=max_staleness
+        load,
+        max_outstanding=3 * groups_per_step,
+        groups_per_step=groups_per_step,
+        total_steps=1000,
+        max_staleness=max_staleness,
     )
     assert outstanding + allowed >= groups_per_step
+
+
+def test_no_group_is_admitted_that_the_last_step_does_not_take() -> None:
+    load = Load(outstanding=3, steps=9, oldest_step=None, newest_step=9)
+    assert allowance(load, max_outstanding=48, groups_per_step=4, total_steps=10, max_staleness=None) == 1
+    assert allowance(load, max_outstanding=48, groups_per_step=4, total_steps=9, max_staleness=None) == 0
