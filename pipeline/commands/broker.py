@@ -22,10 +22,16 @@ def command(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 9092,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds until it must answer.")] = 60.0,
+    fetch_only: Annotated[
+        bool, typer.Option(help="Only get Java and the jars in place, and say where they are.")
+    ] = False,
 ) -> None:
     """Run a development Kafka broker until Ctrl-C or SIGTERM. The jars come from Maven once, then from a cache."""
-    from laminar.streams.broker import Broker
+    from laminar.streams.broker import Broker, ensure_jars, find_java
 
+    if fetch_only:
+        typer.echo(f"Kafka in {ensure_jars()}, Java: {find_java()}")
+        return
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     stop = threading.Event()
     broker = Broker(directory, port=port).start(timeout)
