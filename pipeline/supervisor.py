@@ -225,7 +225,7 @@ class Supervisor:
             detail = (
                 f"v{status.version}, {status.running} running, KV {100 * status.kv_used // max(1, status.kv_total)} %"
             )
-            if age_s > self._watch.dead_after_s:
+            if age_s > max(self._watch.dead_after_s, status.lease_s):
                 state, detail = "silent", f"last heartbeat {age_s:.0f} s ago"
         return InstanceView(instance=child.instance, state=state, detail=detail, restarts=child.restarts)
 

@@ -236,7 +236,8 @@ class RunFold:
         dead_after_s: float = 10.0,
     ) -> View:
         """Everything that is shown; times in Unix epoch seconds."""
-        live = [beat.status for beat in self._heartbeats.values() if beat.age_s(now) <= dead_after_s]
+        beats = [b for b in self._heartbeats.values() if b.age_s(now) <= max(dead_after_s, b.status.lease_s)]
+        live = [beat.status for beat in beats]
         rewards = [step.reward for _, step in sorted(self._by_step.items()) if step.reward is not None]
         return View(
             run_id=self._run_id,

@@ -44,6 +44,8 @@ class RolloutStatus:
     tokens_per_s: float
     in_flight: tuple[InFlight, ...]
     at_ms: int
+    lease_s: float = 0.0
+    """Silent for at most so long, it keeps what it has in hand: nobody may take that from it before. 0: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

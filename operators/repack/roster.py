@@ -1,7 +1,8 @@
 """Who is alive: rollouts by their newest heartbeat.
 
 Liveness is judged by when the heartbeat was *received* on this process's clock, so clocks of other machines do not
-matter, and a restarted repack gives everybody a full grace period.
+matter, and a restarted repack gives everybody a full grace period. A rollout with slow polls announces a lease that is
+longer than ``dead_after_s``, and gets that long.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ __all__ = ["Roster"]
 class _Entry:
     status: RolloutStatus
     received: float
+
+    def is_alive(self, now: float, dead_after_s: float) -> bool:
+        return now - self.received < max(dead_after_s, self.status.lease_s)
 
 
 class Roster:
@@ -39,7 +43,7 @@ class Roster:
         return [
             e.status
             for _, e in sorted(self._entries.items())
-            if now - e.received < self._dead_after_s and e.status.state not in ("starting", "draining")
+            if e.is_alive(now, self._dead_after_s) and e.status.state not in ("starting", "draining")
         ]
 
     def loads(self, now: float) -> list[Load]:
@@ -69,7 +73,7 @@ class Roster:
             return now - known_since < self._dead_after_s
         if entry.status.incarnation > incarnation:
             return False
-        return now - entry.received < self._dead_after_s
+        return entry.is_alive(now, self._dead_after_s)
 
     def newest(self, rollout: str) -> RolloutStatus | None:
         """The last heartbeat of a rollout."""

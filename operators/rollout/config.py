@@ -83,8 +83,8 @@ class RolloutConfig(OperatorConfig):
     """Seconds between two records on ``rollouts.status``; a change of state is announced at once."""
     lease_s: float = Field(default=10.0, gt=0)
     """A process that could not write a heartbeat for so long gives up what it has in hand, since repack has given it to
-    others by then; keep it near repack's ``dead_after_s``. One that gets no weights for so long leaves its prompts to
-    others."""
+    others by then; at most repack's ``dead_after_s``. Polls of the engine that take more than a third of it lengthen
+    it, for repack too. One that gets no weights for so long leaves its prompts to others."""
     poll_s: float = Field(default=0.015, ge=0)
     """Seconds between looks at commands, versions and prompts."""
     load_timeout_s: float = Field(default=8.0, gt=0)

@@ -2,6 +2,10 @@
 
 A change is another state, another version, the last waiting request gone (ramp-down), or work that came or went by
 command. Between two changes lies at least a short gap, so that a flood of them is a few records.
+
+The lease, how long the rollout may be silent and keep what it has in hand, is part of what it says. It grows with the
+slowest thing that it did lately, since it cannot speak meanwhile; what counts is what was committed, not what it
+would say next.
 """
 
 from __future__ import annotations
@@ -13,15 +17,23 @@ from laminar.schemas import records as r
 __all__ = ["Heartbeat"]
 
 _GAP_S = 0.05
+_LEASE_POLLS = 3.0
+"""The lease is at least so many times the slowest recent poll: one between two heartbeats, one in each of them."""
+_LONGEST_LEASE_S = 600.0
+"""However long a poll took (the process may have been stopped), unless more is configured."""
+_SLOWEST_HALF_LIFE_S = 30.0
+"""How fast a slow poll is forgotten."""
 
 
 class Heartbeat:
     """See the module's docstring. Times are Unix epoch seconds."""
 
-    def __init__(self, rollout_id: str, limits: EngineLimits, *, period_s: float) -> None:
+    def __init__(self, rollout_id: str, limits: EngineLimits, *, period_s: float, lease_s: float) -> None:
         self._rollout_id = rollout_id
         self._limits = limits
         self._period_s = period_s
+        self._configured_lease_s = self._lease_s = self._next_lease_s = lease_s
+        self._slowest_s = self._slowest_at = 0.0
         self._last: float | None = None
         self._seen: tuple[object, ...] = ()
         self._changed = True
@@ -32,6 +44,15 @@ class Heartbeat:
     def last(self) -> float | None:
         """When the last one was committed; None: never."""
         return self._last
+
+    @property
+    def lease_s(self) -> float:
+        """The lease that the others know: of the last heartbeat that was committed."""
+        return self._lease_s
+
+    def took(self, seconds: float, now: float) -> None:
+        """Something during which it could not speak took so long."""
+        self._slowest_s, self._slowest_at = max(seconds, self._slowest(now)), now
 
     def count(self, n_tokens: int) -> None:
         """So many tokens were sampled."""
@@ -65,6 +86,7 @@ class Heartbeat:
         ledger: Ledger,
     ) -> r.RolloutStatus:
         """The record."""
+        self._next_lease_s = max(self._configured_lease_s, min(_LEASE_POLLS * self._slowest(now), _LONGEST_LEASE_S))
         if self._last is not None and now > self._last:
             self._rate = self._tokens / (now - self._last)
         in_flight = tuple(
@@ -84,6 +106,7 @@ class Heartbeat:
             tokens_per_s=self._rate,
             in_flight=in_flight,
             at_ms=int(now * 1000),
+            lease_s=self._next_lease_s,
         )
 
     def renew(self) -> None:
@@ -94,5 +117,9 @@ class Heartbeat:
     def spoken(self, now: float) -> None:
         """It was committed."""
         self._last = now
+        self._lease_s = self._next_lease_s
         self._changed = False
         self._tokens = 0
+
+    def _slowest(self, now: float) -> float:
+        return float(self._slowest_s * 0.5 ** (max(0.0, now - self._slowest_at) / _SLOWEST_HALF_LIFE_S))

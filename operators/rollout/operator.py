@@ -16,8 +16,10 @@ Errors: Aborted and Evicted mean that nothing was written, and the step tries ag
 outcome may be unknown: it flies, the process starts anew with a younger incarnation, and the log says what happened.
 Fenced flies too: a successor is at work.
 
-A process that could not speak for ``lease_s`` (it was stopped, or the machine swapped) drops what it has in hand and
+A process that could not speak for its lease (it was stopped, or the machine swapped) drops what it has in hand and
 goes on as a younger incarnation: by then its trajectories belong to others, and commands that it has not read are void.
+The lease is ``lease_s``, or three times the slowest poll of late if that is more; its heartbeats tell repack. A younger
+incarnation takes nothing before it has spoken.
 
 >>> operator = build(RolloutConfig(engine={"kind": "scripted"}), context)                      # doctest: +SKIP
 >>> operator.step(time.time())                                                                 # doctest: +SKIP
@@ -91,7 +93,9 @@ class Rollout:
             backoff_s=config.load_backoff_s,
             backoff_max_s=config.load_backoff_max_s,
         )
-        self._heartbeat = Heartbeat(context.instance, engine.limits, period_s=config.heartbeat_s)
+        self._heartbeat = Heartbeat(
+            context.instance, engine.limits, period_s=config.heartbeat_s, lease_s=config.lease_s
+        )
         self._loading = False
         self._draining = False
         self._stopping = False
@@ -190,7 +194,11 @@ class Rollout:
         self._flush(now, force=True)
         self._loading = False
         timeout_s = self._config.old_version_timeout_s if is_old else self._config.load_timeout_s
-        if self._loader.load(manifest, now, timeout_s=timeout_s):
+        began = self._context.clock()
+        loaded = self._loader.load(manifest, now, timeout_s=timeout_s)
+        ended = self._context.clock()
+        self._heartbeat.took(ended - began, ended)
+        if loaded:
             self._work.begin_parked(now)
         elif is_old and self._loader.failures >= self._config.old_version_attempts:
             self._work.hand_back_parked(wanted, now)
@@ -200,7 +208,8 @@ class Rollout:
         return True
 
     def _take(self, now: float) -> bool:
-        may_take = not self._draining and self._work.outbox.n_bytes < _MAX_OUTBOX_BYTES
+        known = self._heartbeat.last is not None
+        may_take = known and not self._draining and self._work.outbox.n_bytes < _MAX_OUTBOX_BYTES
         taken: list[Owned] = []
         if may_take and takes_groups(self._holding(), top_up_lag=self._config.top_up_lag):
             taken = self._admission.take(
@@ -222,11 +231,13 @@ class Rollout:
             return False
         began = self._context.clock()
         n = self._work.sample(now)
-        took = self._context.clock() - began
+        ended = self._context.clock()
+        took = ended - began
+        self._heartbeat.took(took, ended)
         if took > self._config.lease_s / 2:
             logger.warning(
-                "one poll of the engine took %.1f s; above lease_s = %g s all that is in hand is lost each time: make"
-                " polls shorter (engine.max_running, steps_per_poll), or raise lease_s and repack's dead_after_s",
+                "one poll of the engine took %.1f s (lease_s = %g s): if this process dies, its trajectories wait that"
+                " much longer for others; make polls shorter (engine.max_running, steps_per_poll)",
                 took,
                 self._config.lease_s,
             )
@@ -242,14 +253,13 @@ class Rollout:
         work, config = self._work, self._config
         if work.n_fresh >= config.delta_tokens or (work.n_fresh and now - work.fresh_since >= config.delta_s):
             work.stage_deltas(now)
-        speak = self._heartbeat.is_due(now)
+        speak = self._heartbeat.is_due(self._context.clock())
         waited = len(work.outbox) > 0 and now - work.outbox.since >= config.finish_s
         urgent = force or (self._hurry and len(work.outbox) > 0)
         if not urgent and (now < self._next_flush or not (speak or waited)):
             return False
         began = self._context.clock()
-        if self._lost_lease(began):
-            return True
+        speak = self._lost_lease(began) or speak
         also = [outgoing(self._context.codec, self._status(now))] if speak or force else []
         try:
             work.outbox.flush(self._producer, also)
@@ -287,7 +297,7 @@ class Rollout:
     def _lost_lease(self, now: float) -> bool:
         """Asked before work is taken or written: whether it was silent for too long, and so has nothing any more."""
         last = self._heartbeat.last
-        if last is None or now - last <= self._config.lease_s:
+        if last is None or now - last <= self._heartbeat.lease_s:
             return False
         logger.warning("silent for %.1f s: %d trajectories belong to others by now", now - last, len(self._work.ledger))
         self._work.abandon()

@@ -53,7 +53,7 @@ def test_b13_after_a_restart_only_the_missing_member_of_a_group_is_generated(sta
 
 
 def test_a5_groups_of_a_rollout_that_never_answers_are_finished_by_another(stage: Stage) -> None:
-    silent = stage.rollout(0, engine=ScriptedEngine(by_trajectory({}, ten(hang_at=0)), max_running=12))
+    silent = stage.rollout(0, engine=ScriptedEngine(by_trajectory({}, ten(hang_at=0)), max_running=12), lease_s=3.0)
     stage.prompts(3)
     stage.run(0.2, silent)
     mover = repack(stage)

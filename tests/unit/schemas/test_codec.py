@@ -157,6 +157,29 @@ def test_s19_an_old_version_decodes_to_the_current_record(codec: Codec) -> None:
     assert decoded.meta == {}
 
 
+def test_s19_a_heartbeat_of_the_release_before_has_no_lease(codec: Codec) -> None:
+    record = r.RolloutStatus(
+        rollout_id="rollout-0",
+        incarnation=5,
+        state="sampling",
+        version=3,
+        kv_used=20,
+        kv_total=100,
+        running=1,
+        waiting=0,
+        preempted=0,
+        max_running=8,
+        tokens_per_s=2.5,
+        in_flight=(r.InFlight(trajectory_id="d/0/0/0", attempt=1, n_tokens=20),),
+        at_ms=9,
+        lease_s=30.0,
+    )
+    current = codec.encode(record)
+    assert codec.decode(current) == record
+    old = PACKAGED._load("laminar.v1.RolloutStatus")
+    assert codec.decode(current[:2] + old.fingerprint + current[10:-8]) == replace(record, lease_s=0.0)
+
+
 def test_s19_a_record_of_a_newer_schema_is_resolved_once_its_schema_is_known(tmp_path: Path) -> None:
     newer = json.loads((AVRO / "drain_command.v1.avsc").read_text())
     newer["namespace"] = "laminar.v2"

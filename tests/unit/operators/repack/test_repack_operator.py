@@ -91,6 +91,16 @@ def test_a5_trajectories_of_a_rollout_that_never_answers_are_adopted_with_all_th
     assert {m.trajectory_id for m in world.read("trajectories.partial", r.TrajectoryMoved)} == set(adopted)
 
 
+def test_a_rollout_that_announced_a_longer_lease_is_dead_after_that() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"), heartbeat(world, "r0", ("d/0/0/0",), lease_s=9.0), heartbeat(world, "r1"))
+    run(world, operator, 8.5, {"r1": ()})
+    assert world.read("rollouts.commands", r.AdoptCommand) == []
+    run(world, operator, 1.0, {"r1": ()})
+    assert [a.rollout_id for a in world.read("rollouts.commands", r.AdoptCommand)] == ["r1"]
+
+
 def test_a_younger_incarnation_means_the_old_owner_is_dead_at_once() -> None:
     world = World()
     operator = Repack(CONFIG, world.context("repack"))
