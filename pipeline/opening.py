@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import yaml
 
 from laminar.pipeline.config.explaining import resolved_yaml
@@ -14,7 +17,7 @@ from laminar.streams.log import Log
 from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, SqliteLogConfig
 from laminar.streams.reading import partitions_of, read_topic
 
-__all__ = ["opening_report", "refuse_foreign_log", "refuse_incomplete", "refuse_other_log"]
+__all__ = ["opening_report", "refuse_foreign_log", "refuse_incomplete", "refuse_other_log", "refuse_renamed"]
 
 _NEEDED = ("prompts", "rollout", "reward", "relay", "trainer")
 """Kinds without which no step is ever made. ``replicas: 0`` says that it runs elsewhere."""
@@ -72,12 +75,9 @@ def refuse_foreign_log(config: RunConfig, log: Log, *, resumed: bool) -> None:
 
 def refuse_other_log(config: RunConfig, folder: RunFolder) -> None:
     """Raise TopicMismatch when this folder's run began on another log: its checkpoints point into that one."""
-    if not folder.resumed:
+    before = _settings_before(folder).get("log")
+    if not isinstance(before, dict):
         return
-    try:
-        before = yaml.safe_load(folder.config_path.read_text(encoding="utf-8"))["log"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return  # not ours to judge: it is written anew
     now = yaml.safe_load(resolved_yaml(config))["log"]
     for key in ("kind", "path"):
         if before.get(key) != now.get(key):
@@ -85,6 +85,39 @@ def refuse_other_log(config: RunConfig, folder: RunFolder) -> None:
                 f"run_dir: the run in {config.run_dir} began with log.{key}={before.get(key)}, not {now.get(key)}"
                 f" (use another run_dir)"
             )
+
+
+def refuse_renamed(config: RunConfig, folder: RunFolder) -> None:
+    """Raise ConfigError when an operator of this folder's run had another name: its place in the log goes by it.
+
+    Relays have no place in the log, and there may be several.
+    """
+    known = _settings_before(folder).get("operators")
+    if not isinstance(known, dict):
+        return
+    names = {str(one.get("kind", name)): name for name, one in known.items() if isinstance(one, dict)}
+    problems = []
+    for name, operator in config.operators.items():
+        kind = str(getattr(operator, "kind", name))
+        before = names.get(kind, name)
+        if before != name and kind != "relay":
+            problems.append(
+                f"operators.{name}: in {config.run_dir} the operator of kind '{kind}' is called '{before}', not"
+                f" '{name}': renamed, it would do everything again (use the old name, or another run_dir)"
+            )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _settings_before(folder: RunFolder) -> Mapping[str, Any]:
+    """The resolved configuration with which this folder's run began or went on last; empty for a new folder."""
+    if not folder.resumed:
+        return {}
+    try:
+        before = yaml.safe_load(folder.config_path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}  # not ours to judge: it is written anew
+    return before if isinstance(before, dict) else {}
 
 
 def opening_report(config: RunConfig, folder: RunFolder) -> list[str]:

@@ -14,7 +14,13 @@ from laminar.pipeline.commands.arguments import ConfigPath, Overrides
 from laminar.pipeline.config.loading import load_config
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.exit_code import FINISHED
-from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_incomplete, refuse_other_log
+from laminar.pipeline.opening import (
+    opening_report,
+    refuse_foreign_log,
+    refuse_incomplete,
+    refuse_other_log,
+    refuse_renamed,
+)
 from laminar.pipeline.run_folder import RunFolder
 from laminar.pipeline.screens import open_screen
 from laminar.pipeline.summary import Summary, closing_report, count_totals, write_summary
@@ -60,6 +66,7 @@ def run(path: Path, overrides: list[str]) -> int:
     refuse_incomplete(config)
     with RunFolder(config) as folder, ExitStack() as stack:
         refuse_other_log(config, folder)
+        refuse_renamed(config, folder)
         log = stack.enter_context(closing(open_log(config.log, run_id=config.name)))
         log.create_topics(topic_specs(config.log.partitions))
         refuse_foreign_log(config, log, resumed=folder.resumed)

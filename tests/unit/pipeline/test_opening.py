@@ -6,12 +6,13 @@ import pytest
 
 from laminar.operators.operator import ModelConfig
 from laminar.operators.prompts.config import DataConfig, PromptsConfig
+from laminar.operators.relay.config import RelayConfig
 from laminar.operators.rollout.config import RolloutConfig, TorchEngineConfig
 from laminar.pipeline.config.models import RunConfig
-from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_other_log
+from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_other_log, refuse_renamed
 from laminar.pipeline.run_folder import RunFolder
 from laminar.schemas import records as r
-from laminar.schemas.errors import TopicMismatch
+from laminar.schemas.errors import ConfigError, TopicMismatch
 from laminar.streams.open import KafkaLogConfig
 from tests.support.dataflow import World, make_prompt
 
@@ -70,3 +71,19 @@ def test_a_run_cannot_go_on_with_another_log(tmp_path: Path) -> None:
         refuse_other_log(config, folder)
         with pytest.raises(TopicMismatch, match=r"began with log\.kind=sqlite, not kafka"):
             refuse_other_log(make(tmp_path, log=KafkaLogConfig()), folder)
+
+
+def test_a_run_cannot_go_on_with_an_operator_under_another_name(tmp_path: Path) -> None:
+    config = make(tmp_path)
+    renamed = make(tmp_path, operators={**config.operators, "sampler": config.operators["rollout"], "a": RelayConfig()})
+    renamed.operators.pop("rollout")
+    with RunFolder(config) as folder:
+        refuse_renamed(renamed, folder)  # a new folder
+        folder.write_config(config.model_copy(update={"operators": {**config.operators, "b": RelayConfig()}}))
+    with RunFolder(config) as folder:
+        refuse_renamed(config, folder)
+        with pytest.raises(
+            ConfigError, match="the operator of kind 'rollout' is called 'rollout', not 'sampler'"
+        ) as caught:
+            refuse_renamed(renamed, folder)
+    assert len(str(caught.value).splitlines()) == 1
