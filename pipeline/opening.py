@@ -17,7 +17,14 @@ from laminar.streams.log import Log
 from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, SqliteLogConfig
 from laminar.streams.reading import partitions_of, read_topic
 
-__all__ = ["opening_report", "refuse_foreign_log", "refuse_incomplete", "refuse_other_log", "refuse_renamed"]
+__all__ = [
+    "opening_report",
+    "refuse_foreign_log",
+    "refuse_incomplete",
+    "refuse_other_group_size",
+    "refuse_other_log",
+    "refuse_renamed",
+]
 
 _NEEDED = ("prompts", "rollout", "reward", "relay", "trainer")
 """Kinds without which no step is ever made. ``replicas: 0`` says that it runs elsewhere."""
@@ -107,6 +114,19 @@ def refuse_renamed(config: RunConfig, folder: RunFolder) -> None:
             )
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def refuse_other_group_size(config: RunConfig, folder: RunFolder) -> None:
+    """Raise ConfigError when this folder's run began with another group size.
+
+    Groups of the old size are under way, and one of which only dead members are known yet does not tell its size.
+    """
+    before = _settings_before(folder).get("group_size", config.group_size)
+    if before != config.group_size:
+        raise ConfigError(
+            f"group_size: the run in {config.run_dir} began with {before}, not {config.group_size}, and groups of that"
+            f" size are under way (groups_per_step may change; or use another run_dir)"
+        )
 
 
 def _settings_before(folder: RunFolder) -> Mapping[str, Any]:

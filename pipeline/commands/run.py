@@ -18,6 +18,7 @@ from laminar.pipeline.opening import (
     opening_report,
     refuse_foreign_log,
     refuse_incomplete,
+    refuse_other_group_size,
     refuse_other_log,
     refuse_renamed,
 )
@@ -67,6 +68,7 @@ def run(path: Path, overrides: list[str]) -> int:
     with RunFolder(config) as folder, ExitStack() as stack:
         refuse_other_log(config, folder)
         refuse_renamed(config, folder)
+        refuse_other_group_size(config, folder)
         log = stack.enter_context(closing(open_log(config.log, run_id=config.name)))
         log.create_topics(topic_specs(config.log.partitions))
         refuse_foreign_log(config, log, resumed=folder.resumed)

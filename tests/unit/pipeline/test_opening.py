@@ -9,7 +9,13 @@ from laminar.operators.prompts.config import DataConfig, PromptsConfig
 from laminar.operators.relay.config import RelayConfig
 from laminar.operators.rollout.config import RolloutConfig, TorchEngineConfig
 from laminar.pipeline.config.models import RunConfig
-from laminar.pipeline.opening import opening_report, refuse_foreign_log, refuse_other_log, refuse_renamed
+from laminar.pipeline.opening import (
+    opening_report,
+    refuse_foreign_log,
+    refuse_other_group_size,
+    refuse_other_log,
+    refuse_renamed,
+)
 from laminar.pipeline.run_folder import RunFolder
 from laminar.schemas import records as r
 from laminar.schemas.errors import ConfigError, TopicMismatch
@@ -86,4 +92,16 @@ def test_a_run_cannot_go_on_with_an_operator_under_another_name(tmp_path: Path) 
             ConfigError, match="the operator of kind 'rollout' is called 'rollout', not 'sampler'"
         ) as caught:
             refuse_renamed(renamed, folder)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_run_cannot_go_on_with_groups_of_another_size(tmp_path: Path) -> None:
+    config = make(tmp_path)
+    with RunFolder(config) as folder:
+        refuse_other_group_size(make(tmp_path, group_size=4), folder)  # a new folder
+        folder.write_config(config)
+    with RunFolder(config) as folder:
+        refuse_other_group_size(make(tmp_path, groups_per_step=2), folder)
+        with pytest.raises(ConfigError, match=r"group_size: the run in .* began with 8, not 4,") as caught:
+            refuse_other_group_size(make(tmp_path, group_size=4), folder)
     assert len(str(caught.value).splitlines()) == 1
