@@ -201,7 +201,7 @@ class Supervisor:
             return
         self._looked_at = now
         try:
-            self._watch.poll(time.time())
+            self._watch.poll()
         except Retryable as error:
             logger.warning("cannot follow the log: %s", error)
             self._watch.trouble = str(error)

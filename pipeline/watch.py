@@ -1,13 +1,15 @@
 """Follows a run from outside: its steps, heartbeats and lags, and whether it still gets anywhere.
 
 Progress is a new record on a topic of the data's way; heartbeats are not progress. When nothing moves for
-``no_progress_timeout_s`` the diagnosis names the topic with the largest lag and the last heartbeat.
+``no_progress_timeout_s`` the diagnosis names the topic with the largest lag and the last heartbeat. That time is
+monotonic: a wall clock that is set does not end a run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.lag import lag_views
@@ -39,9 +41,11 @@ logger = logging.getLogger(__name__)
 
 
 class RunWatch:
-    """See the module's docstring. Times are Unix epoch seconds."""
+    """See the module's docstring. ``now`` is in Unix epoch seconds."""
 
-    def __init__(self, config: RunConfig, log: Log) -> None:
+    def __init__(self, config: RunConfig, log: Log, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: monotonic seconds."""
+        self._clock = clock
         self._config = config
         self._log = log
         self._codec = Codec()
@@ -60,7 +64,7 @@ class RunWatch:
         self._lags: list[LagView] = []
         self._next_lag = 0.0
 
-    def poll(self, now: float) -> None:
+    def poll(self) -> None:
         """Take what is new. Raises Retryable while the log does not answer."""
         for _ in range(_MAX_POLLS):
             records = self._tail.poll()
@@ -77,12 +81,13 @@ class RunWatch:
                 self.fold.apply(event)
             if not records:
                 break
-        if now >= self._next_lag:
-            self._next_lag = now + _LAG_PERIOD_S
+        at = self._clock()
+        if at >= self._next_lag:
+            self._next_lag = at + _LAG_PERIOD_S
             self._lags = lag_views(self._log, self._config)
             ends = {partition: self._reader.bounds(partition).end for partition in self._data}
             if ends != self._ends:
-                self._ends, self._moved_at = ends, now
+                self._ends, self._moved_at = ends, at
 
     def view(self, now: float, started_at: float, instances: Sequence[InstanceView]) -> View:
         """What is shown."""
@@ -92,10 +97,11 @@ class RunWatch:
 
     def stalled(self, now: float) -> str | None:
         """The reason to give up, once nothing has moved for too long."""
+        at = self._clock()
         if self._moved_at is None:
-            self._moved_at = now
+            self._moved_at = at
         limit_s = self._config.supervisor.no_progress_timeout_s
-        if now - self._moved_at < limit_s:
+        if at - self._moved_at < limit_s:
             return None
         return f"no progress for {limit_s:g} s: {self.diagnosis(now)}"
 

@@ -90,8 +90,9 @@ class TrainerConfig(OperatorConfig):
     """``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1``."""
     final_evaluation: bool | None = None
     """Whether the run ends with the result of an evaluation round after its last step; null: if it began with one."""
-    final_evaluation_timeout_s: float = Field(default=600.0, gt=0)
-    """How long the run's end waits for the last evaluation round; after that it ends without the missing answers."""
+    final_evaluation_timeout_s: float = Field(default=120.0, gt=0)
+    """How long the run's end waits for another answer of the last evaluation round; after that it ends without those
+    that are missing. Below ``supervisor.no_progress_timeout_s``, so that the run's end says so."""
     publish_timeout_s: float = Field(default=15.0, gt=0)
     """How long one publication may take before training goes on without it."""
     publish_retry_s: float = Field(default=1.0, gt=0)

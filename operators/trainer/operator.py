@@ -90,6 +90,8 @@ class Trainer:
         self._checkpoint_s = 0.0
         self._idle_since = time.perf_counter()
         self._final: Deadline | None = None
+        self._final_settled = 0
+        """Members of the last evaluation round that were settled when ``_final`` began."""
         self._ended = False
 
     # -- Operator
@@ -284,7 +286,7 @@ class Trainer:
     # -- the end
 
     def _end(self, now: float) -> bool:
-        """Write RunEnded once the last checkpoint is durable, and the last evaluation is there or overdue."""
+        """Write RunEnded once the checkpoint is durable and the last evaluation there, or its next answer overdue."""
         run, step = self._context.run, self._progress.step
         if step > self._saved_step:
             self._save()
@@ -294,9 +296,12 @@ class Trainer:
         if self._waits_for_final_round():
             known = self._progress.assembly.rounds.get(run.final_round)
             if known is None or not known.complete:
-                self._final = self._final or Deadline.after(
-                    self._config.final_evaluation_timeout_s, "last evaluation round", self._context.clock
-                )
+                settled = len(known.answers) + len(known.dead) if known else 0
+                if self._final is None or settled != self._final_settled:
+                    self._final_settled = settled
+                    self._final = Deadline.after(
+                        self._config.final_evaluation_timeout_s, "last evaluation round", self._context.clock
+                    )
                 if not self._final.passed:
                     return False
                 there = f"{len(known.answers)} of {known.size} answers" if known else "no answer"

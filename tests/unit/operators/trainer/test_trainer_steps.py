@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from laminar.operators.trainer.config import AlgorithmConfig
+from laminar.operators.trainer.config import AlgorithmConfig, TrainerConfig
+from laminar.pipeline.config.models import SupervisorConfig
 from laminar.schemas import records as r
 from laminar.schemas.errors import DeadlineExceeded, Fenced
 from laminar.streams.log import OutRecord, TopicPartition
@@ -295,14 +296,25 @@ def test_a_last_evaluation_that_does_not_come_ends_the_run_after_its_deadline(tm
     run = TrainerRun(tmp_path, steps=1, final_evaluation=True, final_evaluation_timeout_s=30)
     run.start()
     run.feed([0, 1])
-    run.world.write(scored(eval_prompt(1, 0, 2), 0, 1.0, version=1))
+    run.world.write(scored(eval_prompt(1, 0, 3), 0, 1.0, version=1))
+    run.settle()
+    run.world.advance(29)
     run.settle()
     assert run.ended == []
-    run.world.advance(31)
+    run.world.write(scored(eval_prompt(1, 1, 3), 0, 1.0, version=1))
     run.settle()
-    assert run.ended == ["all 1 steps are done; last evaluation round: not within 30 s (1 of 2 answers)"]
+    run.world.advance(29)
+    run.settle()
+    assert run.ended == []  # counted from the last answer
+    run.world.advance(2)
+    run.settle()
+    assert run.ended == ["all 1 steps are done; last evaluation round: not within 30 s (2 of 3 answers)"]
     (result,) = run.world.read("training.steps", r.Evaluation)
-    assert result.n == 1
+    assert result.n == 2
+
+
+def test_by_default_a_last_evaluation_that_does_not_come_ends_the_run_before_the_supervisor_does() -> None:
+    assert TrainerConfig().final_evaluation_timeout_s < SupervisorConfig().no_progress_timeout_s
 
 
 def test_f7_a_mostly_truncated_batch_warns(run: TrainerRun, caplog: pytest.LogCaptureFixture) -> None:
