@@ -18,7 +18,8 @@ from laminar.streams.log import OutRecord, TopicSpec
 
 __all__ = ["TOPICS", "Encoder", "Topic", "outgoing", "topic_specs"]
 
-_DAY_MS = 24 * 3600 * 1000
+_HOUR_MS = 3600 * 1000
+_DAY_MS = 24 * _HOUR_MS
 
 
 class Encoder(Protocol):
@@ -55,7 +56,7 @@ def _topics() -> dict[str, Topic]:
             doc="one group to sample",
         ),
         Topic(
-            spec=TopicSpec(name="trajectories.partial", partitions=8, retention_ms=7 * _DAY_MS),
+            spec=TopicSpec(name="trajectories.partial", partitions=8),
             records=(r.TrajectoryStarted, r.TrajectoryTokens, r.TrajectoryMoved, r.TrajectoryEnded),
             key=lambda x: x.trajectory_id,
             key_name="trajectory_id",
@@ -76,7 +77,7 @@ def _topics() -> dict[str, Topic]:
             doc="completed trajectories with their reward",
         ),
         Topic(
-            spec=TopicSpec(name="weights.versions", partitions=1, cleanup="compact", compaction_lag_ms=7 * _DAY_MS),
+            spec=TopicSpec(name="weights.versions", partitions=1, cleanup="compact", compaction_lag_ms=_HOUR_MS),
             records=(r.VersionManifest,),
             key=lambda x: x.run_id,
             key_name="run_id",

@@ -344,6 +344,12 @@ def test_c3_a_producer_without_a_bound_on_admission_is_refused(tmp_path: Path, s
 
 
 def test_c3_nothing_between_admission_and_training_is_ever_evicted() -> None:
-    for name in ("prompts", "trajectories.completed", "trajectories.scored", "training.steps", "dead.letters"):
+    moved = ("prompts", "trajectories.partial", "trajectories.completed", "trajectories.scored")
+    for name in (*moved, "training.steps", "dead.letters"):
         spec = TOPICS[name].spec
         assert (spec.cleanup, spec.retention_ms, spec.retention_bytes) == ("delete", -1, -1)
+
+
+def test_c3_manifests_of_old_versions_do_not_pile_up_for_days() -> None:
+    spec = TOPICS["weights.versions"].spec
+    assert (spec.cleanup, spec.compaction_lag_ms) == ("compact", 3_600_000)
