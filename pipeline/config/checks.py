@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from laminar.operators.repack.config import RepackConfig
+from laminar.operators.rollout.config import RolloutConfig
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.config.schema import did_you_mean
 from laminar.pipeline.config.source import KeyPath
@@ -25,7 +27,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 
 def problems(config: RunConfig, *, check_files: bool = True) -> list[tuple[KeyPath, str]]:
     """Everything that is wrong, as (path, message)."""
-    found = _operators(config) + _partitions(config)
+    found = _operators(config) + _leases(config) + _partitions(config)
     if check_files:
         found += model_problems(config.model.path) + _folders(config)
     return found
@@ -43,6 +45,23 @@ def _operators(config: RunConfig) -> list[tuple[KeyPath, str]]:
         if operator.replicas < 0 or (kind in _SINGLE and operator.replicas > 1):
             limit = "at most 1" if kind in _SINGLE else "at least 0"
             found.append(((*at, "replicas"), f"must be {limit} for kind '{kind}', not {operator.replicas}"))
+    return found
+
+
+def _leases(config: RunConfig) -> list[tuple[KeyPath, str]]:
+    """A rollout must be able to load weights within its lease, and repack may call it dead only after that."""
+    rollouts = [(name, one) for name, one in config.operators.items() if isinstance(one, RolloutConfig)]
+    repacks = [(name, one) for name, one in config.operators.items() if isinstance(one, RepackConfig)]
+    found: list[tuple[KeyPath, str]] = []
+    for name, rollout in rollouts:
+        at, lease_s = ("operators", name), rollout.lease_s
+        if rollout.load_timeout_s >= lease_s:
+            text = f"must be below operators.{name}.lease_s = {lease_s:g}, not {rollout.load_timeout_s:g}"
+            found.append(((*at, "load_timeout_s"), text))
+        for other, repack in repacks:
+            if lease_s > repack.dead_after_s:
+                text = f"must be at most operators.{other}.dead_after_s = {repack.dead_after_s:g}, not {lease_s:g}"
+                found.append(((*at, "lease_s"), text))
     return found
 
 

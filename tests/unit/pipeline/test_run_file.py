@@ -168,6 +168,16 @@ def test_settings_that_do_not_go_together_are_refused(folder: Path) -> None:
     ]
 
 
+def test_a_rollout_must_load_within_its_lease_and_repack_may_not_be_more_impatient(folder: Path) -> None:
+    path = write(GOOD + "  sampler: {kind: rollout}\n")
+    fitting = ["operators.sampler.lease_s=6", "operators.sampler.load_timeout_s=5.9", "operators.repack.dead_after_s=6"]
+    load_config(path, fitting, {})
+    assert errors(path, ["operators.sampler.lease_s=8", "operators.repack.dead_after_s=5"]) == [
+        "argument operators.sampler.lease_s: must be at most operators.repack.dead_after_s = 5, not 8",
+        "run.yaml:15: operators.sampler.load_timeout_s: must be below operators.sampler.lease_s = 8, not 8",
+    ]
+
+
 @pytest.mark.parametrize(
     ("remove", "expected"),
     [
