@@ -18,9 +18,9 @@ from __future__ import annotations
 import logging
 
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import RunEnded, TrainerStarted
 from laminar.streams.log import Log, TopicPartition
+from laminar.streams.reading import decoded
 
 __all__ = ["EndWatch", "RunLife"]
 
@@ -67,13 +67,8 @@ class EndWatch:
 
     def poll(self, now: float) -> RunEnded | None:
         """The end of the run, once it is certain."""
-        for record in self._reader.poll(256, 0.0):
-            if record.value is None:
-                continue
-            try:
-                self._life.apply(record.offset, self._codec.decode(record.value))
-            except DecodeError as error:
-                logger.warning("%s: skipped: %s", record.where, error)
+        for record, event in decoded(self._reader.poll(256, 0.0), self._codec):
+            self._life.apply(record.offset, event)
         ended = self._life.ended
         if ended is None or self._life.ended_at >= self._believed_from:
             self._first_seen = None

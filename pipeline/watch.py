@@ -7,7 +7,6 @@ monotonic: a wall clock that is set does not end a run.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,10 +14,9 @@ from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.lag import lag_views
 from laminar.pipeline.view import InstanceView, LagView, RunFold, View
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import RunEnded
 from laminar.streams.log import Log, TopicPartition
-from laminar.streams.reading import Tail, partitions_of
+from laminar.streams.reading import Tail, decoded, partitions_of
 
 __all__ = ["RunWatch"]
 
@@ -36,8 +34,6 @@ _DATA = (
 _LAG_PERIOD_S = 1.0
 _MAX_POLLS = 50
 _DEAD_AFTER_S = 10.0
-
-logger = logging.getLogger(__name__)
 
 
 class RunWatch:
@@ -68,14 +64,7 @@ class RunWatch:
         """Take what is new. Raises Retryable while the log does not answer."""
         for _ in range(_MAX_POLLS):
             records = self._tail.poll()
-            for record in records:
-                if record.value is None:
-                    continue
-                try:
-                    event = self._codec.decode(record.value)
-                except DecodeError as error:
-                    logger.warning("%s: skipped: %s", record.where, error)
-                    continue
+            for record, event in decoded(records, self._codec):
                 if isinstance(event, RunEnded) and record.offset < self.began_at:
                     continue
                 self.fold.apply(event)

@@ -8,17 +8,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
 
-from laminar.schemas.errors import UnknownTopic
+from laminar.schemas.errors import DecodeError, UnknownTopic
+from laminar.schemas.records import Record
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log, LogRecord, TopicPartition
 
-__all__ = ["Tail", "partitions_of", "read_topic"]
+__all__ = ["Decoder", "Tail", "decoded", "partitions_of", "read_topic"]
 
 _BATCH = 1000
 _WAIT_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class Decoder(Protocol):
+    """Turns framed bytes into a record (``laminar.schemas.codec.Codec``)."""
+
+    def decode(self, data: bytes) -> Record:
+        """Raises DecodeError."""
 
 
 def partitions_of(log: Log, topic: str) -> list[TopicPartition]:
@@ -27,6 +38,22 @@ def partitions_of(log: Log, topic: str) -> list[TopicPartition]:
     if topic not in known:
         raise UnknownTopic(f"{topic}: no such topic (valid: {', '.join(sorted(known))})")
     return [TopicPartition(topic, p) for p in range(known[topic].partitions)]
+
+
+def decoded(records: Iterable[LogRecord], codec: Decoder) -> Iterator[tuple[LogRecord, Record]]:
+    """Each record with what it holds, for readers that can do without what they cannot read.
+
+    Tombstones are passed over; what does not decode is logged and passed over.
+    """
+    for record in records:
+        if record.value is None:
+            continue
+        try:
+            event = codec.decode(record.value)
+        except DecodeError as error:
+            logger.warning("%s: skipped: %s", record.where, error)
+        else:
+            yield record, event
 
 
 def read_topic(

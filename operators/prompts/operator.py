@@ -23,9 +23,10 @@ from laminar.operators.prompts.ledger import GroupLedger
 from laminar.operators.prompts.pacing import allowance
 from laminar.operators.prompts.tokenizing import PromptTokenizer
 from laminar.schemas import records as r
-from laminar.schemas.errors import ConfigError, DecodeError, Retryable, TopicMismatch
+from laminar.schemas.errors import ConfigError, Retryable, TopicMismatch
 from laminar.schemas.tokens import ids_buffer
 from laminar.streams.log import OutRecord, Reader, TopicPartition
+from laminar.streams.reading import decoded
 from laminar.streams.topics import outgoing
 
 __all__ = ["Prompts", "build"]
@@ -120,12 +121,7 @@ class Prompts:
     def _fold(self) -> bool:
         assert self._reader is not None
         polled = self._reader.poll(_POLL, 0.0)
-        for record in polled:
-            try:
-                event = self._context.codec.decode(record.value or b"")
-            except DecodeError as error:
-                logger.warning("%s: ignored: %s", record.where, error)
-                continue
+        for _, event in decoded(polled, self._context.codec):
             if isinstance(event, r.Prompt):
                 self._sent.discard(event.prompt_id)
             self._ledger.apply(event)

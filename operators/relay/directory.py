@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from laminar.operators.operator import Context
-from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import RelayStatus
 from laminar.streams.log import TopicPartition
+from laminar.streams.reading import decoded
 
 __all__ = ["RelayDirectory"]
-
-_log = logging.getLogger(__name__)
 
 _TOPIC = "relays.status"
 _HISTORY_MS = 600_000
@@ -37,14 +33,7 @@ class RelayDirectory:
         wait_s = timeout_s
         while records := self._reader.poll(_MAX_RECORDS, wait_s):
             wait_s = 0.0
-            for record in records:
-                if record.value is None:
-                    continue
-                try:
-                    status = self._context.codec.decode(record.value)
-                except DecodeError as error:
-                    _log.warning("%s is skipped: %s", record.where, error)
-                    continue
+            for _, status in decoded(records, self._context.codec):
                 if isinstance(status, RelayStatus):
                     self._relays[status.relay_id] = status
         return dict(self._relays)

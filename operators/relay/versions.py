@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from laminar.operators.operator import Context
-from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import VersionManifest
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import TopicPartition
+from laminar.streams.reading import decoded
 
 __all__ = ["VersionFollower"]
-
-_log = logging.getLogger(__name__)
 
 _PARTITION = TopicPartition("weights.versions", 0)
 _MAX_RECORDS = 100
@@ -60,14 +57,7 @@ class VersionFollower:
 
     def _read(self, timeout_s: float) -> bool:
         records = self._reader.poll(_MAX_RECORDS, timeout_s)
-        for record in records:
-            if record.value is None:
-                continue
-            try:
-                manifest = self._codec.decode(record.value)
-            except DecodeError as error:
-                _log.warning("%s is skipped: %s", record.where, error)
-                continue
+        for _, manifest in decoded(records, self._codec):
             if isinstance(manifest, VersionManifest):
                 self._fold(manifest)
         return bool(records)

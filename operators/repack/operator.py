@@ -24,8 +24,9 @@ from laminar.operators.repack.fold import Alive, PartialPool
 from laminar.operators.repack.policy import Orphan, place, plan
 from laminar.operators.repack.roster import Roster
 from laminar.schemas import records as r
-from laminar.schemas.errors import DecodeError, Evicted, Retryable
+from laminar.schemas.errors import Evicted, Retryable
 from laminar.streams.log import Membership, OutRecord, Reader, TopicPartition
+from laminar.streams.reading import decoded
 from laminar.streams.topics import outgoing
 
 __all__ = ["Repack", "build"]
@@ -123,12 +124,7 @@ class Repack:
 
     def _hear(self, now: float) -> bool:
         polled = self._consumer.poll(_BATCH, 0.0)
-        for record in polled:
-            try:
-                status = self._context.codec.decode(record.value or b"")
-            except DecodeError as error:
-                logger.warning("%s: heartbeat ignored: %s", record.where, error)
-                continue
+        for record, status in decoded(polled, self._context.codec):
             if not isinstance(status, r.RolloutStatus):
                 continue
             # History read after a start must not pass for life: age it by its own timestamp.
@@ -181,12 +177,7 @@ class Repack:
         if reader is None:
             return False
         polled = reader.poll(_BATCH, 0.0)
-        for record in polled:
-            try:
-                event = self._context.codec.decode(record.value or b"")
-            except DecodeError as error:
-                logger.warning("%s: event ignored: %s", record.where, error)
-                continue
+        for record, event in decoded(polled, self._context.codec):
             self._pool.apply(event, record.source, record.offset)
         if not self._caught_up:
             position = reader.position()

@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import AdoptCommand, DrainCommand, ReleaseCommand
 from laminar.streams.log import Log
-from laminar.streams.reading import Tail
+from laminar.streams.reading import Tail, decoded
 
 __all__ = ["Command", "Commands"]
 
@@ -35,14 +34,8 @@ class Commands:
     def poll(self, incarnation: int) -> list[Command]:
         """New commands for this incarnation, in order. Those for another one are nobody's."""
         found: list[Command] = []
-        for record in self._tail.poll(_BATCH):
-            if record.key != self._key or record.value is None:
-                continue
-            try:
-                command = self._codec.decode(record.value)
-            except DecodeError as error:
-                logger.warning("%s: command ignored: %s", record.where, error)
-                continue
+        mine = (record for record in self._tail.poll(_BATCH) if record.key == self._key)
+        for record, command in decoded(mine, self._codec):
             if not isinstance(command, Command) or command.rollout_id != self._rollout_id:
                 continue
             if command.incarnation != incarnation:

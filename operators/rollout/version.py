@@ -10,10 +10,9 @@ import logging
 from collections import OrderedDict
 
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import DecodeError
 from laminar.schemas.records import VersionManifest
 from laminar.streams.log import Log
-from laminar.streams.reading import Tail
+from laminar.streams.reading import Tail, decoded
 
 __all__ = ["Versions"]
 
@@ -37,14 +36,7 @@ class Versions:
     def poll(self) -> bool:
         """Read what is new."""
         records = self._tail.poll(_BATCH)
-        for record in records:
-            if record.value is None:
-                continue
-            try:
-                manifest = self._codec.decode(record.value)
-            except DecodeError as error:
-                logger.warning("%s: manifest ignored: %s", record.where, error)
-                continue
+        for _, manifest in decoded(records, self._codec):
             if isinstance(manifest, VersionManifest):
                 self._apply(manifest)
         if not self._caught_up and not records:
