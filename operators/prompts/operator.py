@@ -6,7 +6,8 @@ the run's seed, and the number of training groups on the topic says how far it c
 * Each (dataset, epoch, row) is admitted once, whatever crashes: one transaction a batch, and after a commit whose
   outcome is unknown the topic is read again before anything else is sent.
 * Admission keeps the bounds of ``pacing.allowance``.
-* The evaluation round 0 comes before the first training group, the last one after the last step, for its version.
+* Rollouts have taken the whole evaluation round 0 before the first training group is admitted, so that it is answered
+  by the weights that the run began with; the last round comes after the last step, for its version.
 
 A group goes to the partition with the fewest prompts that no rollout has taken yet, so a slow rollout is not fed more.
 """
@@ -185,9 +186,13 @@ class Prompts:
     def _wanted(self, now: float) -> list[r.Prompt]:
         run, ledger = self._context.run, self._ledger
         if self._eval is not None:
-            first = self._missing_of_round(0)
-            if first and ledger.admitted == 0:
-                return self._eval_prompts(0, first[: self._config.batch], 0, now)
+            if ledger.admitted == 0 and 0 not in ledger.evaluated:
+                first = self._missing_of_round(0)
+                if first:
+                    return self._eval_prompts(0, first[: self._config.batch], 0, now)
+                self._look_at_backlog(now)
+                if sum(self._backlog.counts):
+                    return []
             if self._training_is_over():
                 last = self._missing_of_round(run.final_round)[: self._config.batch]
                 return self._eval_prompts(run.final_round, last, ledger.version, now)

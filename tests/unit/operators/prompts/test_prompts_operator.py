@@ -16,8 +16,8 @@ from laminar.operators.prompts.operator import Prompts
 from laminar.operators.prompts.tokenizing import PromptTokenizer
 from laminar.schemas import records as r
 from laminar.schemas.errors import ConfigError, TopicMismatch
-from laminar.streams.deadline import Deadline
-from laminar.streams.reading import partitions_of, read_topic
+from laminar.streams.log import Membership
+from laminar.streams.reading import partitions_of
 from laminar.streams.topics import TOPICS
 from tests.support.dataflow import World
 from tests.support.late_log import LateLog
@@ -253,24 +253,37 @@ def test_a12_between_a_step_and_its_version_nothing_is_admitted_for_the_old_one(
     assert [p.min_version for p in admitted(world)[4:]] == [3, 3]
 
 
-def test_evaluation_comes_before_the_first_group_and_after_the_last_step(tmp_path: Path) -> None:
+def take_everything(world: World) -> None:
+    """The rollouts take all prompts that are there."""
+    reader = world.log.reader()
+    ends = {p: reader.bounds(p).end for p in partitions_of(world.log, "prompts")}
+    with world.log.producer("rollout").transaction() as tx:
+        tx.commit_offsets(Membership("run.rollout"), ends)
+
+
+def test_the_first_evaluation_is_taken_before_anything_is_trained_on(tmp_path: Path) -> None:
     world = World(groups_per_step=2, steps=2)
     prompts = operator(world, config(tmp_path, held_out=5))
-    while prompts.step(world.now):
-        pass
-    raw = list(read_topic(world.log, "prompts", Deadline.after(5, "read")))
-    purposes = [(x.partition, world.codec.decode(x.value or b"").purpose) for x in raw]  # type: ignore[union-attr]
-    in_order = sorted(purposes, key=lambda pair: pair[0])
-    assert in_order == sorted(purposes), "on every partition the held-out prompts stand before those to train on"
-    first = [p for p in world.read("prompts", r.Prompt) if p.purpose == "eval"]
+    settle(world, prompts)
+    first = world.read("prompts", r.Prompt)
     assert [(p.purpose, p.epoch, p.group_size, p.round_size) for p in first] == [("eval", 0, 1, 5)] * 5
+    take_everything(world)
+    settle(world, prompts)
+    assert len(admitted(world)) == 4
+
+
+def test_the_last_evaluation_comes_after_the_last_step_for_its_version(tmp_path: Path) -> None:
+    world = World(groups_per_step=2, steps=2)
+    prompts = operator(world, config(tmp_path, held_out=5))
+    settle(world, prompts)
+    take_everything(world)
     for step in (1, 2):
         settle(world, prompts)
         train(world, step, admitted(world)[2 * (step - 1) : 2 * step])
     settle(world, prompts)
-    last = [p for p in world.read("prompts", r.Prompt) if p.purpose == "eval" and p.epoch == 2]
-    assert [p.min_version for p in last] == [2] * 5
-    assert {p.prompt_id for p in last}.isdisjoint({p.prompt_id for p in first})
+    evals = [p for p in world.read("prompts", r.Prompt) if p.purpose == "eval"]
+    assert [p.min_version for p in evals if p.epoch == 2] == [2] * 5
+    assert len({p.prompt_id for p in evals}) == 10
 
 
 def test_a_dead_group_makes_room_for_another(tmp_path: Path) -> None:
