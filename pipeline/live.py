@@ -96,16 +96,19 @@ def picture(view: View) -> RenderableType:
     head.add_row("trained", f"{view.trained}", f"dropped: {dropped}")
     head.add_row("time", minutes(view.elapsed_s), f"left about {minutes(view.left_s)}")
     processes = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("process", "state", "", "restarts"):
-        processes.add_column(title, no_wrap=True)
+    names = max((len(item.instance) for item in view.instances), default=0)
+    processes.add_column("process", no_wrap=True, min_width=names)
+    processes.add_column("state", no_wrap=True, min_width=8)
+    processes.add_column("", no_wrap=True, max_width=28)  # the only one that may be cut
+    processes.add_column("restarts", no_wrap=True, min_width=8)
     for item in view.instances:
         style = _STATE_STYLES.get(item.state, "")
         restarts = str(item.restarts) if item.restarts else ""
         processes.add_row(item.instance, Text(item.state, style=style), Text(item.detail, style="dim"), restarts)
     lags = Table(box=None, padding=(0, 2), header_style="dim")
-    lags.add_column("topic")
-    lags.add_column("lag", justify="right")
-    lags.add_column("group")
+    lags.add_column("topic", no_wrap=True, min_width=max((len(lag.topic) for lag in view.lags), default=0))
+    lags.add_column("lag", justify="right", no_wrap=True, min_width=5)
+    lags.add_column("group", no_wrap=True)
     for lag in view.lags:
         lags.add_row(lag.topic, f"{lag.records}", Text(lag.group, style="dim"))
     below = Table.grid(padding=(0, 4))

@@ -315,7 +315,11 @@ class Trainer:
             reason=reason,
             at_ms=int(now * 1000),
         )
-        self._write(ended)
+        lowest = lowest_offsets(self._progress.assembly, self._progress.positions)
+        assert self._producer is not None
+        with self._producer.transaction() as tx:
+            tx.send(outgoing(self._context.codec, ended))
+            tx.commit_offsets(Membership(self._context.group), lowest)
         self._ended = True
         logger.info("the run ended: %s", ended.reason)
         return True
