@@ -35,7 +35,7 @@ setup: $(VENV)/base.stamp ## Make the virtual environment with laminar in it
 dev: $(VENV)/dev.stamp ## The same with the development tools
 
 .PHONY: quickstart
-quickstart: setup ## Train a small model end to end on this machine (about two minutes)
+quickstart: setup ## Train a small model end to end on this machine (a minute and a half)
 	@echo "==> writing the example: prompts and a warmed-up model as plain files"
 	$(BIN)/laminar example sortl examples/sortl
 	@echo "==> laminar run configs/quickstart.yaml"
