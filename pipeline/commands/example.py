@@ -11,7 +11,7 @@ __all__ = ["command"]
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="sortl, or another one.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="sortl or odds.", show_default=False)],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is written.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0)] = 0,
     force: Annotated[bool, typer.Option(help="Make a finished example anew.")] = False,

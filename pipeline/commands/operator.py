@@ -25,6 +25,7 @@ def command(
 ) -> None:
     """Run one operator until SIGTERM or the end of the run; then it drains.
 
-    Exit codes: 0 finished, 75 trying again may help, 78 wrong configuration, 70 trying again cannot help.
+    Exit codes: 0 finished, 75 trying again may help, 76 another process took its identity, 78 wrong configuration, 70
+    trying again cannot help.
     """
     raise typer.Exit(run_instance(config, name, instance, arguments=overrides or (), monitor_port=port))
