@@ -159,6 +159,10 @@ def test_b18_sigterm_in_the_middle_leaves_nothing_and_the_next_start_finishes(fo
     again = laminar(folder, "run", "run.yaml", "name=stopped", "steps=30")
     assert again.returncode == 0, again.stderr[-4000:]
     assert laminar(folder, "audit", "runs/stopped").returncode == 0
+    finished = laminar(folder, "read", "runs/stopped", "trajectories.completed").stdout.splitlines()
+    generated = Counter(json.loads(line)["record"]["trajectory_id"] for line in finished)
+    assert len(generated) == 30 * 2 * 4 + 8
+    assert max(generated.values()) == 1, "nothing is generated twice"
 
 
 def processes_of(words: str) -> list[int]:
