@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from laminar.operators.trainer.learner import Learner
-from laminar.schemas.errors import CheckpointError
+from laminar.schemas.errors import CheckpointError, Fenced
 
 __all__ = ["Checkpoints", "Disk", "Saved"]
 
@@ -119,9 +119,16 @@ class Checkpoints:
         return listed
 
     def save(self, name: str, saved: Saved, learner: Learner) -> None:
-        """Save under ``{step}.{epoch}``; returns when it is durable and the pointer names it first. Raises OSError."""
+        """Save under ``{step}.{epoch}``; returns when it is durable and the pointer names it first.
+
+        Raises OSError; Fenced when a trainer of a newer epoch has saved here: this one slept, and must not push its
+        older state in front of its successor's.
+        """
         disk, folder = self._disk, self._folder
         known = [n for n in self.names() if n != name]
+        newer = [n for n in known if _epoch(n) > _epoch(name)]
+        if newer:
+            raise Fenced(f"{folder / name}: not saved, since a newer trainer has saved {newer[0]}")
         partial, final = folder / f".{name}.partial", folder / name
         disk.remove(partial)
         disk.make(partial)
@@ -183,3 +190,7 @@ def _cut(packed: bytes, sizes: Sequence[int]) -> tuple[bytes, ...]:
         records.append(packed[at : at + size])
         at += size
     return tuple(records)
+
+
+def _epoch(name: str) -> int:
+    return int(name.rpartition(".")[2])

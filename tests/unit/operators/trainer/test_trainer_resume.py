@@ -12,7 +12,7 @@ import pytest
 from laminar.operators.trainer.checkpoint import Checkpoints, Disk, Saved
 from laminar.operators.trainer.config import CheckpointConfig
 from laminar.schemas import records as r
-from laminar.schemas.errors import CheckpointError, OffsetOutOfRange
+from laminar.schemas.errors import CheckpointError, Fenced, OffsetOutOfRange
 from laminar.streams.log import TopicPartition
 from tests.support.dataflow import make_prompt
 from tests.support.training import CountingLearner, Publisher, TrainerRun, dead, eval_prompt, group, scored
@@ -330,3 +330,14 @@ def test_a2_a_run_that_ran_out_of_data_waits_for_more_when_it_is_resumed(run: Tr
     run.world.write(r.DataExhausted(run_id="run", groups=4, at_ms=0))
     run.feed([2, 3])
     assert run.ended[1:] == ["data exhausted at step 2"]
+
+
+def test_a_trainer_that_slept_does_not_push_its_checkpoint_in_front_of_its_successors(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.begin()
+    checkpoints.save("00000003.1", Saved({"step": 3}, ()), _learner(3))
+    with pytest.raises(Fenced, match=r"a newer trainer has saved 00000003\.1"):
+        checkpoints.save("00000004.0", Saved({"step": 4}, ()), _learner(4))
+    assert checkpoints.names() == ["00000003.1"]
+    checkpoints.save("00000004.1", Saved({"step": 4}, ()), _learner(4))
+    assert checkpoints.names() == ["00000004.1"]
