@@ -13,7 +13,7 @@ the classes stand in the modules of their nouns and are all found here. Times ar
 
 from __future__ import annotations
 
-from laminar.schemas.dead_letter import DeadLetter, Header
+from laminar.schemas.dead_letter import DeadLetter, DeadLetterSettled, Header, OffsetsSkipped, SettleAction
 from laminar.schemas.prompt import Prompt, Purpose, Sampling, group_id_of, trajectory_id
 from laminar.schemas.rollout import AdoptCommand, DrainCommand, InFlight, ReleaseCommand, RolloutState, RolloutStatus
 from laminar.schemas.training import (
@@ -44,6 +44,7 @@ __all__ = [
     "CompletedTrajectory",
     "DataExhausted",
     "DeadLetter",
+    "DeadLetterSettled",
     "DrainCommand",
     "DropReason",
     "Dropped",
@@ -53,6 +54,7 @@ __all__ = [
     "HeldVersion",
     "InFlight",
     "MoveReason",
+    "OffsetsSkipped",
     "Prompt",
     "Purpose",
     "Record",
@@ -63,6 +65,7 @@ __all__ = [
     "RunEnded",
     "Sampling",
     "ScoredTrajectory",
+    "SettleAction",
     "Snapshot",
     "TensorEntry",
     "Timings",
@@ -98,5 +101,7 @@ Record = (
     | DataExhausted
     | RunEnded
     | DeadLetter
+    | DeadLetterSettled
+    | OffsetsSkipped
 )
 """Every record that may stand on a topic by itself."""

@@ -46,6 +46,12 @@ class Topic:
         return self.spec.name
 
 
+def _letter_key(record: r.DeadLetter | r.DeadLetterSettled | r.OffsetsSkipped) -> str:
+    if isinstance(record, r.OffsetsSkipped):
+        return f"{record.topic}[{record.partition}]"
+    return (record.key or b"").decode("utf-8", "replace")
+
+
 def _topics() -> dict[str, Topic]:
     listed = (
         Topic(
@@ -113,10 +119,10 @@ def _topics() -> dict[str, Topic]:
         ),
         Topic(
             spec=TopicSpec(name="dead.letters", partitions=1),
-            records=(r.DeadLetter,),
-            key=lambda x: (x.key or b"").decode("utf-8", "replace"),
+            records=(r.DeadLetter, r.DeadLetterSettled, r.OffsetsSkipped),
+            key=_letter_key,
             key_name="source key",
-            doc="what could not be processed, with the reason",
+            doc="what could not be processed, with the reason, and what was decided about it",
         ),
     )
     return {topic.name: topic for topic in listed}
