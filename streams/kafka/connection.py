@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -19,35 +19,14 @@ from confluent_kafka.admin import AdminClient
 from laminar.schemas.errors import ConfigError, DeadlineExceeded, LaminarError, Unavailable
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.kafka.settings import KafkaSettings
 
-__all__ = ["ClientSettings", "Connection", "GroupProtocol"]
+__all__ = ["Connection"]
 
-GroupProtocol = Literal["consumer", "classic"]
 T = TypeVar("T")
-ClientSettings = Mapping[str, str | int | float | bool]
 
 _log = logging.getLogger(__name__)
 
-_OURS = frozenset(
-    {
-        "bootstrap.servers",
-        "metadata.broker.list",
-        "group.id",
-        "group.instance.id",
-        "group.protocol",
-        "transactional.id",
-        "enable.idempotence",
-        "acks",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "auto.offset.reset",
-        "isolation.level",
-        "partitioner",
-        "logger",
-        "error_cb",
-    }
-)
 _MOVING = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
@@ -91,41 +70,15 @@ class _Quiet(logging.Logger):
 class Connection:
     """Makes clients for one cluster."""
 
-    def __init__(
-        self,
-        bootstrap: str,
-        *,
-        client: ClientSettings | None = None,
-        group_protocol: GroupProtocol = "consumer",
-        request_timeout_s: float = 15.0,
-        transaction_timeout_s: float = 30.0,
-        session_timeout_s: float = 6.0,
-        poll_interval_s: float = 300.0,
-        outage_s: float = 120.0,
-        compression: str = "zstd",
-        max_record_bytes: int = 64 * 1024 * 1024,
-    ) -> None:
-        self.bootstrap = bootstrap
-        self.group_protocol = group_protocol
-        self.request_timeout_s = request_timeout_s
-        self.max_record_bytes = max_record_bytes
-        self._user = dict(client or {})
-        self._transaction_timeout_s = transaction_timeout_s
-        self._session_timeout_s = session_timeout_s
-        self._poll_interval_s = poll_interval_s
-        self._outage_s = outage_s
-        self._compression = compression
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.bootstrap = settings.bootstrap
+        self.request_timeout_s = settings.request_timeout_s
+        self.max_record_bytes = settings.max_record_bytes
+        self._user = dict(settings.client)
         self._down_since: float | None = None
         self._reason = ""
         self._rejected = False
-        refused = sorted(_OURS & self._user.keys())
-        if refused:
-            raise ConfigError(f"log.client.{refused[0]}: is set by laminar itself")
-        if request_timeout_s >= transaction_timeout_s:
-            raise ConfigError(
-                f"log: request_timeout_s ({request_timeout_s:g}) must be below transaction_timeout_s "
-                f"({transaction_timeout_s:g})"
-            )
 
     def admin(self) -> AdminClient:
         """A client for topics and offsets."""
@@ -143,11 +96,11 @@ class Connection:
 
     def member(self, group: str, instance: str | None) -> Consumer:
         """A consumer for a group. In the classic protocol ``instance`` makes it a static member: see KafkaConsumer."""
-        config = self._reading(group, instance) | {"max.poll.interval.ms": int(self._poll_interval_s * 1000)}
-        if self.group_protocol == "consumer":
+        config = self._reading(group, instance) | {"max.poll.interval.ms": int(self.settings.poll_interval_s * 1000)}
+        if self.settings.group_protocol == "consumer":
             config["group.protocol"] = "consumer"
         else:
-            session_ms = int(self._session_timeout_s * 1000)
+            session_ms = int(self.settings.session_timeout_s * 1000)
             config |= {
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": session_ms,
@@ -162,17 +115,17 @@ class Connection:
         config = {
             "client.id": transactional_id,
             "transactional.id": transactional_id,
-            "transaction.timeout.ms": int(self._transaction_timeout_s * 1000),
+            "transaction.timeout.ms": int(self.settings.transaction_timeout_s * 1000),
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
             "linger.ms": 5,
             "batch.size": 1_000_000,
-            "compression.type": self._compression,
+            "compression.type": self.settings.compression,
             "message.max.bytes": self.max_record_bytes + 1024 * 1024,
             "queue.buffering.max.kbytes": 2 * self.max_record_bytes // 1024,
             "queue.buffering.max.messages": 100_000,
         }
-        if self._compression == "zstd":
+        if self.settings.compression == "zstd":
             config["compression.level"] = 1
         return self._made(lambda made: Producer(made, logger=_Quiet(__name__)), config)
 
@@ -216,13 +169,13 @@ class Connection:
 
     def check_outage(self, client: Consumer) -> None:
         """Raise Unavailable once no broker has answered for the configured time. Cheap while all is well."""
-        if self._down_since is None or time.monotonic() - self._down_since < self._outage_s:
+        if self._down_since is None or time.monotonic() - self._down_since < self.settings.outage_s:
             return
         try:
             client.list_topics(timeout=1.0)
         except KafkaException as e:
             raise Unavailable(
-                f"Kafka broker {self.bootstrap}: no answer for {self._outage_s:g} s ({self._reason or e})"
+                f"Kafka broker {self.bootstrap}: no answer for {self.settings.outage_s:g} s ({self._reason or e})"
             ) from e
         self.answered()
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from laminar.streams.kafka.admin import Admin
-from laminar.streams.kafka.connection import ClientSettings, Connection, GroupProtocol
+from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.consumer import KafkaConsumer
 from laminar.streams.kafka.lag import Lag
 from laminar.streams.kafka.offsets import Offsets
 from laminar.streams.kafka.producer import KafkaProducer
 from laminar.streams.kafka.reader import KafkaReader
+from laminar.streams.kafka.settings import KafkaSettings
 from laminar.streams.log import RebalanceCallback, TopicInfo, TopicPartition, TopicSpec
 
 __all__ = ["KafkaLog"]
@@ -24,45 +27,17 @@ __all__ = ["KafkaLog"]
 class KafkaLog:
     """Implements ``laminar.streams.log.Log``. Connects with the first call that needs a broker."""
 
-    def __init__(
-        self,
-        bootstrap: str,
-        *,
-        client: ClientSettings | None = None,
-        group_protocol: GroupProtocol = "consumer",
-        request_timeout_s: float = 15.0,
-        transaction_timeout_s: float = 30.0,
-        session_timeout_s: float = 6.0,
-        poll_interval_s: float = 300.0,
-        outage_s: float = 120.0,
-        compression: str = "zstd",
-        replication_factor: int = -1,
-    ) -> None:
+    def __init__(self, bootstrap: str | KafkaSettings, **settings: Any) -> None:
         """
-        :param bootstrap: ``host:port`` of some brokers, separated by commas
-        :param client: librdkafka's own settings, for example ``sasl.username``; never printed
-        :param group_protocol: ``consumer`` (KIP-848) or ``classic``; what they mean for members: see KafkaConsumer
-        :param request_timeout_s: how long any one call may wait for a broker
-        :param transaction_timeout_s: after this the broker aborts an open transaction whose owner is gone, and
-            fences an owner that is merely slow
-        :param session_timeout_s: silence after which a member counts as dead; classic protocol only, with the other
-            it is the broker's setting
-        :param poll_interval_s: a member that does not poll for so long is put out of its group
-        :param outage_s: poll raises Unavailable when no broker has answered for so long
-        :param replication_factor: of created topics; -1 = the broker's default
+        :param bootstrap: ``host:port`` of some brokers, separated by commas; or all settings at once
+        :param settings: see KafkaSettings, which knows their names, defaults and meaning
         """
-        self._connection = Connection(
-            bootstrap,
-            client=client,
-            group_protocol=group_protocol,
-            request_timeout_s=request_timeout_s,
-            transaction_timeout_s=transaction_timeout_s,
-            session_timeout_s=session_timeout_s,
-            poll_interval_s=poll_interval_s,
-            outage_s=outage_s,
-            compression=compression,
-        )
-        self._admin = Admin(self._connection, replication_factor)
+        if isinstance(bootstrap, KafkaSettings):
+            given = replace(bootstrap, **settings)
+        else:
+            given = KafkaSettings(bootstrap=bootstrap, **settings)
+        self._connection = Connection(given)
+        self._admin = Admin(self._connection, given.replication_factor)
         self._offsets = Offsets(self._connection)
         self._lag = Lag(self._connection, self._admin, self._offsets)
         self._open: weakref.WeakSet[KafkaConsumer | KafkaReader | KafkaProducer] = weakref.WeakSet()
