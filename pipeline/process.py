@@ -50,7 +50,7 @@ def run_instance(
     set_up(f"{name}-{index}", "info")
     faulthandler.enable()
     try:
-        config = load_config(config_path, arguments).config
+        config = load_config(config_path, arguments, only=name).config
         logging.getLogger().setLevel(config.runner.log_level.upper())
         if name not in config.operators:
             raise ConfigError(f"no operator '{name}' in {config_path} (valid: {', '.join(config.operators)})")

@@ -22,14 +22,20 @@ __all__ = ["model_problems", "problems"]
 _SINGLE = ("prompts", "trainer")
 """Kinds of which exactly one process may run: they own their position themselves."""
 
+_NEED_MODEL = ("prompts", "rollout", "trainer")
+"""Kinds that read the model's folder, be it for its tokenizer."""
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
-def problems(config: RunConfig, *, check_files: bool = True) -> list[tuple[KeyPath, str]]:
-    """Everything that is wrong, as (path, message)."""
+def problems(config: RunConfig, *, check_files: bool = True, only: str | None = None) -> list[tuple[KeyPath, str]]:
+    """Everything that is wrong, as (path, message). ``only``: the operator that will run here; None: all of them."""
     found = _operators(config) + _leases(config) + _partitions(config)
     if check_files:
-        found += model_problems(config.model.path) + _folders(config)
+        kind = str(getattr(config.operators.get(only or ""), "kind", ""))
+        if only is None or kind in _NEED_MODEL:
+            found += model_problems(config.model.path)
+        found += _folders(config)
     return found
 
 

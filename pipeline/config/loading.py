@@ -47,12 +47,18 @@ class _Problem:
 
 
 def load_config(
-    path: Path, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None, *, check_files: bool = True
+    path: Path,
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    check_files: bool = True,
+    only: str | None = None,
 ) -> Loaded:
     """Read, merge and check. A folder stands for the resolved file in it.
 
-    ``check_files=False`` leaves out whether the model's folder exists, for commands that only read the log. Raises
-    ConfigError with one line for each thing that is wrong.
+    ``check_files=False`` leaves out whether the model's folder exists, for commands that only read the log; ``only``
+    names the operator that will run here: one that needs no model needs no model folder. Raises ConfigError with one
+    line for each thing that is wrong.
     """
     tree = Tree()
     tree.read_file(path / RESOLVED if path.is_dir() else path)
@@ -64,7 +70,7 @@ def load_config(
     tree.read_arguments(list(arguments), drop_other_kind)
     config, found = _validate(tree.data)
     if config is not None:
-        more = problems(config, check_files=check_files)
+        more = problems(config, check_files=check_files, only=only)
     else:
         more = _model_problems(tree.data) if check_files else []
     found += [_Problem(path=at, message=text) for at, text in more]

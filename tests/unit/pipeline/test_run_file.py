@@ -194,6 +194,14 @@ def test_a_model_folder_must_be_whole(folder: Path, remove: str, expected: str) 
     assert load_config(Path("run.yaml"), [], {}, check_files=False).config.name == "demo"
 
 
+def test_an_operator_that_needs_no_model_starts_where_none_is(folder: Path) -> None:
+    (folder / "model" / "config.json").unlink()
+    write(GOOD + "  prompts: {train: {path: model/config.json}}\n")
+    assert load_config(Path("run.yaml"), [], {}, only="relay").config.name == "demo"
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        load_config(Path("run.yaml"), [], {}, only="prompts")
+
+
 def test_a_run_folder_that_cannot_be_made_is_refused(folder: Path) -> None:
     Path("taken").write_text("")
     assert errors(Path("run.yaml"), ["run_dir=taken/run"]) == ["argument run_dir: taken is a file, not a folder"]
