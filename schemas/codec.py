@@ -1,10 +1,12 @@
 """Records to framed bytes and back.
 
-A frame is Avro's single-object encoding: ``C3 01``, the 64-bit fingerprint of the writer's schema, the record. So each
-record says by itself what it is, and every schema version in ``schemas/avro/`` decodes to today's record class.
+A frame (``framing.py``) says which schema wrote the record: Avro's single-object encoding, or with a schema registry
+the registry's wire format. So each record says by itself what it is, and every schema version in ``schemas/avro/``
+decodes to today's record class. What was framed the other way is read too.
 
 Guarantees: what ``encode`` returns obeys the record's rules; ``decode`` returns a record that obeys them or raises
-DecodeError, in time and memory proportional to the bytes that it was given, whatever they claim about themselves.
+DecodeError, in time and memory proportional to the bytes that it was given, whatever they claim about themselves. A
+registry is asked once for each schema, never for a record.
 
 >>> from laminar.schemas.records import DrainCommand
 >>> codec = Codec()
@@ -16,20 +18,19 @@ True
 from __future__ import annotations
 
 import typing
-from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+from laminar.schemas import framing
 from laminar.schemas.binary import Write, compile_writer
 from laminar.schemas.errors import DecodeError, EncodeError, InvalidRecord
+from laminar.schemas.framing import Registry, Written
 from laminar.schemas.plain import builder
 from laminar.schemas.records import Record
 from laminar.schemas.rules import check_record
-from laminar.schemas.schema_set import PACKAGED, AvroSchema, SchemaSet
+from laminar.schemas.schema_set import PACKAGED, SchemaSet
 
 __all__ = ["RECORDS", "Codec"]
-
-_MARKER = b"\xc3\x01"
-_HEADER_BYTES = len(_MARKER) + 8
 
 RECORDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Record)}
 """Every record class that may stand on a topic, by name."""
@@ -41,25 +42,38 @@ _AVRO_ERRORS = (EOFError, IndexError, KeyError, MemoryError, OverflowError, Type
 class Codec:
     """Encodes and decodes every record type. Holds caches only; safe to share between threads."""
 
-    def __init__(self, newer_schemas: Path | None = None) -> None:
-        """``newer_schemas``: a folder of schema files of a newer release, so that its records decode too."""
-        self._writers: dict[str, Write] = {}
+    def __init__(self, newer_schemas: Path | None = None, *, registry: Registry | None = None) -> None:
+        """``newer_schemas``: a folder of schema files of a newer release, so that its records decode too;
+        ``registry``: what is written carries its schema ids."""
         self._schemas = PACKAGED if newer_schemas is None else SchemaSet(newer_schemas)
+        self._registry = registry
+        self._writers: dict[type, tuple[bytes, Write]] = {}
+        """Record class -> its frame's header, and what writes the rest."""
+        self._written: dict[bytes, Written] = {}
+        """Header -> what it says, of those that were met."""
+
+    def prepare(self) -> None:
+        """Make ready to write every record: ask the registry for all ids at once. Without a registry, nothing.
+
+        Raises ConfigError, Unavailable.
+        """
+        if self._registry is not None:
+            self._learn_writers(*RECORDS.values())
 
     def encode(self, record: Record) -> bytes:
-        """The framed bytes. Raises EncodeError, naming the field, when the record breaks a rule."""
-        name = type(record).__name__
-        if RECORDS.get(name) is not type(record):
-            raise EncodeError(f"{name} is not a record (valid: {', '.join(RECORDS)})")
-        schema = self._schemas.current(name)
-        write = self._writers.get(name)
-        if write is None:
-            write = self._writers[name] = compile_writer(schema.whole, type(record))
-        parts = [_MARKER, schema.fingerprint]
+        """The framed bytes. Raises EncodeError, naming the field, when the record breaks a rule.
+
+        With a registry that was not asked before (``prepare``): also ConfigError, Unavailable.
+        """
+        known = self._writers.get(type(record))
+        if known is None:
+            known = self._learn_writers(type(record))
+        header, write = known
+        parts = [header]
         try:
             write(record, parts.append)
         except InvalidRecord as error:
-            raise EncodeError(f"{name}{error}") from None
+            raise EncodeError(f"{type(record).__name__}{error}") from None
         try:
             check_record(record)
         except InvalidRecord as error:
@@ -67,42 +81,81 @@ class Codec:
         return b"".join(parts)
 
     def decode(self, data: bytes) -> Record:
-        """The record. Raises DecodeError for anything that is not exactly one record of a known schema."""
-        if data[:2] != _MARKER or len(data) < _HEADER_BYTES:
-            raise DecodeError(
-                f"{len(data)} bytes, beginning {data[:10].hex()!r}: not framed (a record begins with c301)"
-            )
-        schema = self.schema_of(data)
-        if schema is None or schema.name not in RECORDS:
-            raise DecodeError(
-                f"schema fingerprint {data[2:_HEADER_BYTES].hex()}: no record of this release has it; "
-                f"a newer release may have written it"
-            )
+        """The record. Raises DecodeError for anything that is not exactly one record of a known schema.
+
+        With a registry, the first record of a schema id also raises Unavailable (the bytes may be sound), ConfigError.
+        """
+        header = _header(data)
+        written = self._written.get(header)
+        if written is None:
+            written = self._learn(header, data)
         try:
-            plain = self._read(data, schema)
+            plain = written.read(data)
         except _AVRO_ERRORS as error:
-            raise DecodeError(f"{schema.name} v{schema.version}: {type(error).__name__}: {error}") from error
+            raise DecodeError(f"{written.label}: {type(error).__name__}: {error}") from error
         try:
-            record: Record = builder(RECORDS[schema.name])(plain)
+            record: Record = builder(RECORDS[written.name])(plain)
         except InvalidRecord as error:
-            raise DecodeError(f"{schema.name}{error}") from None
+            raise DecodeError(f"{written.name}{error}") from None
         try:
             check_record(record)
         except InvalidRecord as error:
             raise DecodeError(str(error)) from None
         return record
 
-    def schema_of(self, data: bytes) -> AvroSchema | None:
-        """The schema that a frame names; None if it is unknown or the bytes are not framed."""
-        return self._schemas.by_fingerprint(data[2:_HEADER_BYTES]) if data[:2] == _MARKER else None
+    def schema_of(self, data: bytes) -> Written | None:
+        """What a frame says; None if its schema is of no record of ours, or the bytes are not framed.
 
-    def _read(self, data: bytes, schema: AvroSchema) -> object:
-        from fastavro import schemaless_reader
+        Raises what a registry raises, as ``decode`` does.
+        """
+        header = _header(data)
+        try:
+            return self._written.get(header) or self._learn(header, data)
+        except DecodeError:
+            return None
 
-        current = self._schemas.current(schema.name)
-        body = BytesIO(data)
-        body.seek(_HEADER_BYTES)
-        plain = schemaless_reader(body, schema.parsed, None if schema is current else current.parsed)
-        if body.tell() != len(data):
-            raise ValueError(f"{len(data) - body.tell()} bytes follow the record")
-        return plain
+    def _learn_writers(self, *kinds: type) -> tuple[bytes, Write]:
+        """Make ready to write these; return the last one's."""
+        current: dict[type, Any] = {}
+        for kind in kinds:
+            if RECORDS.get(kind.__name__) is not kind:
+                raise EncodeError(f"{kind.__name__} is not a record (valid: {', '.join(RECORDS)})")
+            current[kind] = self._schemas.current(kind.__name__)
+        if self._registry is None:
+            headers = {kind: framing.fingerprint_frame(schema) for kind, schema in current.items()}
+        else:
+            forms = {kind: framing.registered_form(schema.whole) for kind, schema in current.items()}
+            ids = self._registry.ids_of({f"{form['namespace']}.{form['name']}": form for form in forms.values()})
+            headers = {kind: framing.id_frame(ids[f"{framing.NAMESPACE}.{kind.__name__}"]) for kind in kinds}
+        for kind in kinds:
+            self._writers[kind] = headers[kind], compile_writer(current[kind].whole, kind)
+        return self._writers[kinds[-1]]
+
+    def _learn(self, header: bytes, data: bytes) -> Written:
+        """What a header says that was not met before. Raises DecodeError."""
+        shown = f"{len(data)} bytes, beginning {data[:10].hex()!r}: not framed"
+        if header[:2] == framing.FINGERPRINT_MARK and len(header) == framing.FINGERPRINT_BYTES:
+            schema = self._schemas.by_fingerprint(header[2:])
+            if schema is None or schema.name not in RECORDS:
+                raise DecodeError(
+                    f"schema fingerprint {header[2:].hex()}: no record of this release has it; "
+                    f"a newer release may have written it"
+                )
+            written = framing.written_by_file(schema, self._schemas.current(schema.name))
+        elif header[:1] == framing.ID_MARK and len(header) == framing.ID_BYTES:
+            schema_id = framing.id_of_frame(header)
+            if self._registry is None:
+                raise DecodeError(
+                    f"{shown} (a record begins with c301), or framed for a schema registry, schema id {schema_id}, and "
+                    f"log.registry.url is not set"
+                )
+            written = framing.written_by_registered(schema_id, self._registry.schema_of(schema_id), RECORDS)
+        else:
+            raise DecodeError(f"{shown} (a record begins with c301, or with 00 and a registry's schema id)")
+        self._written[header] = written
+        return written
+
+
+def _header(data: bytes) -> bytes:
+    """The part of a frame in front of the record, whichever it is."""
+    return data[: framing.ID_BYTES if data[:1] == framing.ID_MARK else framing.FINGERPRINT_BYTES]
