@@ -18,7 +18,6 @@ epoch, fences its predecessor, and publishes the weights that it has under a ver
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -79,7 +78,7 @@ class Trainer:
         self._learner = learner
         folder = config.checkpoint.folder or context.run.run_dir / "checkpoints"
         self._checkpoints = checkpoints or Checkpoints(folder, keep=config.checkpoint.keep)
-        self._publication = Publication(learner, publisher, config, context.clock)
+        self._publication = Publication(learner, publisher, config, context)
         self._on_close = on_close
         self._producer: Producer | None = None
         self._intake: Intake | None = None
@@ -88,7 +87,7 @@ class Trainer:
         self._work: _Work | None = None
         self._saved_step = -1
         self._checkpoint_s = 0.0
-        self._idle_since = time.perf_counter()
+        self._idle_since = self._context.stopwatch()
         self._final: Deadline | None = None
         self._final_settled = 0
         """Members of the last evaluation round that were settled when ``_final`` began."""
@@ -166,6 +165,8 @@ class Trainer:
             run.max_staleness,
             self._checkpoints.folder,
         )
+        at = self._progress
+        self._context.measures.gauges.update(trainer_step=at.step, trainer_version=at.version, trainer_epoch=at.epoch)
         self._request_publication(opening.parent)
 
     # -- reading
@@ -208,7 +209,7 @@ class Trainer:
             max_staleness=run.max_staleness,
             config=self._config.algorithm,
         )
-        began = time.perf_counter()
+        began = self._context.stopwatch()
         self._learner.begin(batch, self._progress.step + 1)
         self._work = _Work(batch, after, began, began - self._idle_since)
         return True
@@ -233,7 +234,7 @@ class Trainer:
             run_id=run.run_id,
             metrics=metrics,
             offsets=lowest,
-            duration_ms=(time.perf_counter() - work.began) * 1000,
+            duration_ms=(self._context.stopwatch() - work.began) * 1000,
             now=now,
         )
         assert self._producer is not None
@@ -241,17 +242,18 @@ class Trainer:
             tx.send(outgoing(self._context.codec, record))
             tx.commit_offsets(Membership(self._context.group), lowest)
         self._progress = after
+        self._context.measures.gauges.update(trainer_step=after.step, trainer_version=after.version)
         report(record, self._config)
         if after.step % self._config.checkpoint.every == 0 or after.step >= run.steps:
             self._save()
         self._request_publication(before.version)
         self._publication.attempt(now, self._write)
-        self._idle_since = time.perf_counter()
+        self._idle_since = self._context.stopwatch()
 
     # -- what follows a step
 
     def _save(self) -> None:
-        began = time.perf_counter()
+        began = self._context.stopwatch()
         progress = self._progress
         name = f"{progress.step:08d}.{progress.epoch}"
         try:
@@ -259,7 +261,7 @@ class Trainer:
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{self._checkpoints.folder / name}: not saved: {error}") from error
         self._saved_step = progress.step
-        self._checkpoint_s = time.perf_counter() - began
+        self._checkpoint_s = self._context.stopwatch() - began
 
     def _request_publication(self, parent: int) -> None:
         at = self._progress

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from laminar.operators.operator import Context
 from laminar.operators.trainer.config import TrainerConfig
 from laminar.operators.trainer.learner import Learner
 from laminar.operators.trainer.publish import publish
@@ -31,13 +31,11 @@ class _Wanted:
 class Publication:
     """The version that is not published yet, if there is one. A newer request supersedes an older one."""
 
-    def __init__(
-        self, learner: Learner, publisher: WeightPublisher, config: TrainerConfig, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, learner: Learner, publisher: WeightPublisher, config: TrainerConfig, context: Context) -> None:
         self._learner = learner
         self._publisher = publisher
         self._config = config
-        self._clock = clock
+        self._context = context
         self._wanted: _Wanted | None = None
         self._next_at = 0.0
         self.failures = 0
@@ -59,9 +57,9 @@ class Publication:
         wanted = self._wanted
         if wanted is None:
             return
-        began = time.perf_counter()
+        began = self._context.stopwatch()
         deadline = Deadline.after(
-            self._config.publish_timeout_s, f"trainer publishes version {wanted.version}", self._clock
+            self._config.publish_timeout_s, f"trainer publishes version {wanted.version}", self._context.clock
         )
         try:
             publish(
@@ -80,4 +78,4 @@ class Publication:
             logger.warning("version %d is not published, training goes on: %s", wanted.version, error)
         else:
             self._wanted = None
-        self.last_s = time.perf_counter() - began
+        self.last_s = self._context.stopwatch() - began

@@ -6,7 +6,6 @@ Each poll: (1) a sign of life, (2) give up what is meant for others (``on_revoke
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
 from laminar.schemas.errors import Evicted, Fatal
@@ -54,6 +53,8 @@ class EmbeddedConsumer:
             raise Fatal(f"group {self._group}: the consumer is closed")
 
         def attempt() -> list[LogRecord]:
+            if not self._store.reachable():
+                return []
             self._sync()
             return self._cursor.fetch(max_records)
 
@@ -70,7 +71,7 @@ class EmbeddedConsumer:
     def committed(self) -> dict[TopicPartition, int]:
         """The group's committed offsets of the owned partitions."""
         found: dict[TopicPartition, int] = {}
-        for topic in {p.topic for p in self._cursor.positions}:
+        for topic in sorted({p.topic for p in self._cursor.positions}):
             found.update(self._store.committed(self._group, topic))
         return {p: offset for p, offset in found.items() if p in self._cursor.positions}
 
@@ -98,7 +99,7 @@ class EmbeddedConsumer:
             return
         self._closed = True
         self._cursor.drop(self.assignment())
-        if self._member is not None:
+        if self._member is not None and self._store.reachable():
             with self._store.group(self._group) as group:
                 group.leave(self._member)
 
@@ -140,7 +141,7 @@ class EmbeddedConsumer:
 
     def _rejoin(self) -> None:
         self._revoke(frozenset(self._cursor.positions))
-        self._member = f"{self._instance or 'member'}-{uuid.uuid4().hex[:12]}"
+        self._member = self._store.member_name(self._instance)
         partitions = {topic: self._store.topic(topic).partitions for topic in self._topics}
         with self._store.group(self._group) as group:
             group.join(
@@ -165,7 +166,7 @@ class EmbeddedConsumer:
         if not taken:
             return
         committed: dict[TopicPartition, int] = {}
-        for topic in {p.topic for p in taken}:
+        for topic in sorted({p.topic for p in taken}):
             committed.update(self._store.committed(self._group, topic))
         for partition in sorted(taken):
             offset = committed.get(partition)

@@ -186,7 +186,7 @@ class Group:
             partitions,
             {p: member for p, member in current.items() if member is not None},
         )
-        for partition in target.keys() | self.owners.keys():
+        for partition in sorted(target.keys() | self.owners.keys()):
             held = self.owners.setdefault(partition, Ownership())
             held.target = target.get(partition)
             if held.target is None and held.owner is None:

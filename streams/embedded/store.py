@@ -88,6 +88,12 @@ class Store(Protocol):
     def commit(self, commit: Commit, deadline: Deadline) -> None:
         """All or nothing. Raises Fenced, Evicted, UnknownTopic, Unavailable, DeadlineExceeded: nothing happened."""
 
+    def reachable(self) -> bool:
+        """False: nothing can be asked now; polls return nothing, and the session runs on."""
+
+    def member_name(self, instance: str | None) -> str:
+        """A new member's name, never given before."""
+
     def group_revision(self, group: str) -> int:
         """Cheap: has anything changed in the group? -1 when it does not exist."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from operator import attrgetter
 from laminar.streams.embedded.assignment import Assignor
 from laminar.streams.embedded.group import Group
 from laminar.streams.embedded.retention import Entry, expired, superseded
+from laminar.streams.embedded.store import Commit
 from laminar.streams.log import LogRecord, OutRecord, TopicPartition, TopicSpec
 
 __all__ = ["Hanging", "MemoryBroker", "MemoryPartition"]
@@ -33,10 +35,15 @@ class MemoryPartition:
 
 @dataclass(slots=True)
 class Hanging:
-    """A transaction whose producer died before the decision: readers stop at these offsets."""
+    """A transaction before its decision: readers stop at these offsets."""
 
     since: float
     first: dict[TopicPartition, int]
+    commit: Commit
+    commits: bool = False
+    """How the broker will decide; False: it is aborted."""
+    due: float = math.inf
+    """When the broker decides by itself."""
 
 
 class MemoryBroker:
@@ -58,6 +65,8 @@ class MemoryBroker:
         self.offsets: dict[str, dict[TopicPartition, int]] = {}
         self.epochs: dict[str, int] = {}
         self.hanging: dict[str, Hanging] = {}
+        self.members = 0
+        """Group members that there have been: what makes their names unique."""
         self._assignor: Assignor = assignor
         self._transaction_timeout_s = transaction_timeout_s
 
@@ -89,11 +98,37 @@ class MemoryBroker:
                 )
                 partition.end += 1
 
+    def apply(self, commit: Commit) -> None:
+        """Make a transaction visible: its records and its offsets."""
+        self.append(commit.records)
+        for membership, offsets in commit.offsets:
+            self.offsets.setdefault(membership.group, {}).update(offsets)
+        self.touch()
+
+    def decide(self, name: str) -> None:
+        """End the hanging transaction of this producer, if there is one: as it was decided, else it is aborted."""
+        hanging = self.hanging.pop(name, None)
+        if hanging is None:
+            return
+        if hanging.commits:
+            self.apply(hanging.commit)
+        self.touch()
+
+    def decide_offsets(self, group: str) -> None:
+        """Nobody reads a group's offsets while a transaction that carries some is open."""
+        for name, hanging in list(self.hanging.items()):
+            if any(membership.group == group for membership, _ in hanging.commit.offsets):
+                self.decide(name)
+
     def stable_end(self, partition: TopicPartition) -> int:
         """The offset after the last readable record: hanging transactions hold it back until they time out."""
+        if not self.hanging:
+            return self.partitions[partition].end
         now = self.clock()
         for name, hanging in list(self.hanging.items()):
-            if now > hanging.since + self._transaction_timeout_s:
+            if now >= hanging.due:
+                self.decide(name)
+            elif now > hanging.since + self._transaction_timeout_s:
                 del self.hanging[name]
         ends = [h.first[partition] for h in self.hanging.values() if partition in h.first]
         return min([self.partitions[partition].end, *ends])

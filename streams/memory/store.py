@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from laminar.schemas.errors import Fenced, LaminarError, OffsetOutOfRange, TopicMismatch, UnknownTopic
+from laminar.schemas.errors import Fenced, LaminarError, OffsetOutOfRange, TopicMismatch, Unavailable, UnknownTopic
 from laminar.streams.deadline import Deadline
 from laminar.streams.embedded.group import Group
 from laminar.streams.embedded.store import Commit, Fetched, GroupToken
 from laminar.streams.log import Bounds, TopicPartition, TopicSpec
 from laminar.streams.memory.broker import Hanging, MemoryBroker, MemoryPartition
-from laminar.streams.memory.faults import Faults
+from laminar.streams.memory.faults import Faults, Undecided
 
 __all__ = ["MemoryStore"]
 
@@ -76,6 +76,7 @@ class MemoryStore:
 
     def bounds(self, partition: TopicPartition) -> Bounds:
         """Readable range."""
+        self._reach("bounds")
         with self._broker.changed:
             return Bounds(self._partition(partition).start, self._broker.stable_end(partition))
 
@@ -91,11 +92,11 @@ class MemoryStore:
     def fetch(self, partition: TopicPartition, offset: int, max_records: int, who: str) -> Fetched:
         """Committed records from ``offset`` on."""
         with self._broker.changed:
-            start, end = self.bounds(partition)
             held = self._partition(partition)
+            start, end = held.start, self._broker.stable_end(partition)
             if not start <= offset <= held.end:
                 raise OffsetOutOfRange(f"{partition}: offset {offset} is not in the log ({start}..{end})")
-            if offset >= end or self._faults.late(who, partition):
+            if offset >= end or self._faults.away() or self._faults.late(who, partition):
                 return Fetched([], offset)
             first = held.index(offset)
             last = min(first + max_records, held.index(end))
@@ -104,12 +105,12 @@ class MemoryStore:
             return Fetched(records, records[-1].offset + 1 if full else end)
 
     def open_producer(self, transactional_id: str) -> int:
-        """A new epoch; what the older one left hanging is aborted."""
+        """A new epoch; what the older one left hanging is decided."""
+        self._reach("a new producer")
         with self._broker.changed:
             epoch = self._broker.epochs.get(transactional_id, -1) + 1
             self._broker.epochs[transactional_id] = epoch
-            if self._broker.hanging.pop(transactional_id, None) is not None:
-                self._broker.touch()
+            self._broker.decide(transactional_id)
             return epoch
 
     def commit(self, commit: Commit, deadline: Deadline) -> None:  # noqa: ARG002 - nothing here waits
@@ -117,7 +118,9 @@ class MemoryStore:
         name = commit.transactional_id
         with self._broker.changed:
             self._faults.at("before_commit", name)
+            self._reach("a commit")
             self._check_producer(name, commit.epoch)
+            self._broker.decide(name)
             for membership, offsets in commit.offsets:
                 token = membership.token or GroupToken("", -1)
                 self._broker.group(membership.group).check(
@@ -125,21 +128,26 @@ class MemoryStore:
                 )
                 for partition in offsets:
                     self._partition(partition)
-            first: dict[TopicPartition, int] = {}
-            for partition in commit.records:
-                first[partition] = self._partition(partition).end
-            try:
-                self._faults.at("inside_commit", name)
-            except LaminarError:
-                raise
-            except BaseException:
-                self._broker.hanging[name] = Hanging(self._broker.clock(), first)
-                raise
-            self._broker.append(commit.records)
-            for membership, offsets in commit.offsets:
-                self._broker.offsets.setdefault(membership.group, {}).update(offsets)
-            self._broker.touch()
+            first = {partition: self._partition(partition).end for partition in commit.records}
+            hanging = self._broker.hanging[name] = Hanging(self._broker.clock(), first, commit)
+            self._inside(name, hanging)
+            self._broker.apply(commit)
             self._faults.at("after_commit", name)
+
+    def _inside(self, name: str, hanging: Hanging) -> None:
+        """From the records' arrival to the decision. Returns when this producer is still the one to decide."""
+        hangs = self._broker.hanging
+        try:
+            self._faults.at("inside_commit", name)
+        except Undecided as error:
+            hanging.commits, hanging.due = error.commits, error.due
+            raise
+        except LaminarError:
+            if hangs.get(name) is hanging:
+                del hangs[name]
+            raise
+        if hangs.pop(name, None) is not hanging:
+            raise Fenced(f"producer {name}: its open transaction was aborted meanwhile; this process must stop")
 
     def group_revision(self, group: str) -> int:
         """-1 when it does not exist."""
@@ -158,7 +166,9 @@ class MemoryStore:
 
     def committed(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """Committed offsets."""
+        self._reach("committed offsets")
         with self._broker.changed:
+            self._broker.decide_offsets(group)
             return {p: o for p, o in self._broker.offsets.get(group, {}).items() if p.topic == topic}
 
     def unread(self, partition: TopicPartition, offset: int) -> int:
@@ -178,6 +188,19 @@ class MemoryStore:
 
     def close(self) -> None:
         """The broker outlives its handles."""
+
+    def reachable(self) -> bool:
+        """Unless the faults say otherwise."""
+        return not self._faults.away()
+
+    def member_name(self, instance: str | None) -> str:
+        """A name that depends on nothing but what happened before."""
+        self._broker.members += 1
+        return f"{instance or 'member'}-{self._broker.members:06d}"
+
+    def _reach(self, what: str) -> None:
+        if self._faults.away():
+            raise Unavailable(f"{what}: the broker does not answer")
 
     def _check_producer(self, transactional_id: str, epoch: int) -> None:
         newest = self._broker.epochs.get(transactional_id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -167,6 +168,14 @@ class SqliteStore:
             raise
         if time.monotonic() >= self._next_maintenance:
             self._maintain_in_turn()
+
+    def reachable(self) -> bool:
+        """A local file always is."""
+        return True
+
+    def member_name(self, instance: str | None) -> str:
+        """Unique over all processes."""
+        return f"{instance or 'member'}-{uuid.uuid4().hex[:12]}"
 
     def group_revision(self, group: str) -> int:
         """-1 when it does not exist."""

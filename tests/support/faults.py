@@ -31,3 +31,6 @@ class Faults:
 
     def late(self, who: str, partition: TopicPartition) -> bool:
         return self.rng.random() < self.rate
+
+    def away(self) -> bool:
+        return False

@@ -43,6 +43,9 @@ class Faults:
     def late(self, who: str, partition: TopicPartition) -> bool:
         return self.rng.random() < self.rate
 
+    def away(self) -> bool:
+        return False
+
 
 class Reluctant:
     """A worker that ends calls in a random order, some with an exception."""
