@@ -85,6 +85,8 @@ class Context:
     codec: Codec
     clock: Callable[[], float] = time.time
     """Unix epoch seconds."""
+    stopwatch: Callable[[], float] = time.perf_counter
+    """Seconds since some moment, for durations that are reported."""
     rng: random.Random = field(default_factory=random.Random)
 
     @property
