@@ -6,7 +6,7 @@ for it: a call of 30 s holds its partition and nothing else. A failure is a null
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from inspect import signature
 
 from laminar.operators.operator import Context
@@ -25,8 +25,11 @@ __all__ = ["build"]
 
 def build(config: RewardConfig, context: Context) -> Loop:
     """The operator. Raises ConfigError when the function cannot be imported or does not take the options."""
-    make = _exact if config.function == "exact" else _pooled
-    worker = make(config, Scoring(config, context.clock), f"operators.{context.name}")
+    scoring, where = Scoring(config, context.clock), f"operators.{context.name}"
+    if config.function == "exact":
+        worker = _exact(config, scoring, where, context.stopwatch)
+    else:
+        worker = _pooled(config, scoring, where)
     try:
         return Loop(
             log=context.log,
@@ -44,7 +47,7 @@ def build(config: RewardConfig, context: Context) -> Loop:
         raise
 
 
-def _exact(config: RewardConfig, scoring: Scoring, where: str) -> Worker:
+def _exact(config: RewardConfig, scoring: Scoring, where: str, stopwatch: Callable[[], float]) -> Worker:
     try:
         signature(exact).bind(None, **config.options)
     except TypeError as error:
@@ -53,9 +56,9 @@ def _exact(config: RewardConfig, scoring: Scoring, where: str) -> Worker:
 
     def score(record: Record) -> list[ScoredTrajectory]:
         trajectory = _completed(record)
-        start = time.perf_counter()
+        start = stopwatch()
         found = exact(trajectory, **config.options)
-        return [scoring.record(trajectory, found, (time.perf_counter() - start) * 1e3)]
+        return [scoring.record(trajectory, found, (stopwatch() - start) * 1e3)]
 
     return Inline(score)
 
