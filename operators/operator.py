@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from laminar.operators.measure import Measures
 from laminar.schemas.codec import Codec
 from laminar.streams.log import Log
 
@@ -88,6 +89,8 @@ class Context:
     stopwatch: Callable[[], float] = time.perf_counter
     """Seconds since some moment, for durations that are reported."""
     rng: random.Random = field(default_factory=random.Random)
+    measures: Measures = field(default_factory=Measures)
+    """What the operator wants to be seen of itself on ``/metrics``."""
 
     @property
     def group(self) -> str:

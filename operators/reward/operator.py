@@ -25,7 +25,7 @@ __all__ = ["build"]
 
 def build(config: RewardConfig, context: Context) -> Loop:
     """The operator. Raises ConfigError when the function cannot be imported or does not take the options."""
-    scoring, where = Scoring(config, context.clock), f"operators.{context.name}"
+    scoring, where = Scoring(config, context.clock, context.measures), f"operators.{context.name}"
     if config.function == "exact":
         worker = _exact(config, scoring, where, context.stopwatch)
     else:

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-c", "from laminar.operators.reward.process import main; main()")
 _REAP_S = 5.0
+_STUCK = 0.5
+"""A call that has taken this part of its limit is logged with its trajectory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +46,8 @@ class _Task:
     ticket: int
     trajectory: CompletedTrajectory
     attempt: int = 0
+    told: bool = False
+    """It was logged that this attempt takes long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,6 +162,15 @@ class Pool:
         if process.task is not None and age > self._timeout_s:
             self.kills += 1
             self._lost(index, f"no answer within {self._timeout_s:g} s")
+        elif process.task is not None and age > _STUCK * self._timeout_s and not process.task.told:
+            process.task.told = True
+            logger.warning(
+                "%s: the reward function has been at it for %.1f s in process %d (limit %g s)",
+                process.task.trajectory.trajectory_id,
+                age,
+                process.popen.pid,
+                self._timeout_s,
+            )
         elif not process.ready and age > self._startup_timeout_s:
             self._lost(index, f"not imported within {self._startup_timeout_s:g} s")
 
@@ -199,6 +212,7 @@ class Pool:
             if process.ready and process.task is None:
                 task = self._queue.popleft()
                 task.attempt += 1
+                task.told = False
                 process.task, process.since = task, self._clock()
                 with suppress(OSError):  # it died while idle: the next collect sees that and tries again elsewhere
                     process.connection.send(task.trajectory)

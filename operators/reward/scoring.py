@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from laminar.operators.measure import Measures
 from laminar.operators.reward.config import RewardConfig
 from laminar.operators.reward.functions import Score, truncation_penalty
 from laminar.schemas.records import CompletedTrajectory, ScoredTrajectory
@@ -25,8 +26,9 @@ class _Window:
 class Scoring:
     """Makes scored trajectories and watches the shares of truncated and of unscored ones."""
 
-    def __init__(self, config: RewardConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, config: RewardConfig, clock: Callable[[], float], measures: Measures) -> None:
         """``clock``: Unix epoch seconds."""
+        self._latency_s = measures.histogram("reward_latency_seconds")
         self._config = config
         self._clock = clock
         self._window = _Window()
@@ -42,6 +44,7 @@ class Scoring:
                 components["length_penalty"] = -penalty
                 reward -= penalty
         self._watch(trajectory, failed=reward is None)
+        self._latency_s.observe(latency_ms / 1000)
         return ScoredTrajectory(
             trajectory=trajectory,
             reward=reward,

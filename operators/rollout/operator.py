@@ -276,7 +276,7 @@ class Rollout:
         return True
 
     def _status(self, now: float) -> r.RolloutStatus:
-        return self._heartbeat.status(
+        status = self._heartbeat.status(
             now=now,
             incarnation=self.incarnation,
             state=self._state(),
@@ -284,6 +284,15 @@ class Rollout:
             stats=self._engine.stats(),
             ledger=self._work.ledger,
         )
+        self._context.measures.gauges.update(
+            rollout_running=status.running,
+            rollout_waiting=status.waiting,
+            rollout_version=status.version,
+            rollout_kv_used_tokens=status.kv_used,
+            rollout_kv_total_tokens=status.kv_total,
+            rollout_tokens_per_second=status.tokens_per_s,
+        )
+        return status
 
     def _state(self) -> r.RolloutState:
         if self._draining:

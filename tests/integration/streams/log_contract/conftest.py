@@ -13,6 +13,8 @@ import pytest
 
 from laminar.streams.log import Log, TopicSpec
 from laminar.streams.memory import MemoryBroker, MemoryLog
+from laminar.streams.meter import Meter
+from laminar.streams.metered import MeteredLog
 from laminar.streams.namespace import NamespacedLog
 from laminar.streams.sqlite import SqliteLog
 
@@ -62,7 +64,15 @@ def namespaced_handles(memory_handles: Handles) -> Handles:
     )
 
 
-@pytest.fixture(params=["memory", "namespaced", "sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture
+def metered_handles(memory_handles: Handles) -> Handles:
+    return Handles(
+        open=lambda: MeteredLog(memory_handles.open(), Meter()),
+        maintain=lambda log, now: memory_handles.maintain(log._log, now),  # type: ignore[attr-defined]
+    )
+
+
+@pytest.fixture(params=["memory", "namespaced", "metered", "sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
 def handles(request: pytest.FixtureRequest) -> Handles:
     found: Handles = request.getfixturevalue(f"{request.param}_handles")
     return found

@@ -216,6 +216,22 @@ def test_f5_a_call_that_never_returns_is_killed_at_its_limit_and_the_workers_are
     assert "data/0/0/0: attempt 2 of 2 failed" in caplog.text  # F6: the stuck sample's id
 
 
+def test_f6_latency_is_a_histogram_and_a_stuck_sample_is_named_while_it_is_stuck(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = bench.world.context("reward")
+    loop = build(RewardConfig(function=OBEY, concurrency=2, timeout_s=60.0), context)
+    bench.loops.append(loop)
+    bench.world.write(said("return 1", 1))
+    bench.step_until(loop, lambda: len(bench.scored()) == 1)
+    assert context.measures.histogram("reward_latency_seconds").cumulative()[-1] == (math.inf, 1)
+    bench.world.write(said("sleep 100"))
+    loop._worker._pool._timeout_s = 0.4  # type: ignore[attr-defined]
+    with caplog.at_level(logging.WARNING):
+        bench.step_until(loop, lambda: "has been at it" in caplog.text)
+    assert "data/0/0/0: the reward function has been at it for" in caplog.text
+
+
 def test_a9_while_a_function_blocks_the_operator_stays_in_its_group_and_scores_the_others(bench: Bench) -> None:
     loop = bench.start(function=OBEY, concurrency=2, max_in_hand=4)
     others = [said(f"return {n}", n) for n in range(1, 25)]
