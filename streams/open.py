@@ -7,15 +7,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from laminar.schemas.errors import ConfigError
 from laminar.streams.log import Log
 from laminar.streams.namespace import NamespacedLog
+from laminar.streams.registry import RegistryConfig
 
-__all__ = ["KafkaLogConfig", "LogConfig", "MemoryLogConfig", "SqliteLogConfig", "open_log"]
+if TYPE_CHECKING:
+    from laminar.schemas.codec import Codec
+
+__all__ = ["KafkaLogConfig", "LogConfig", "MemoryLogConfig", "SqliteLogConfig", "open_codec", "open_log"]
 
 
 class _LogSettings(BaseModel):
@@ -62,6 +66,8 @@ class KafkaLogConfig(_LogSettings):
     """Of created topics; -1 = the broker's default."""
     client: dict[str, str | int | float | bool] = {}
     """Settings of librdkafka as they are, for example ``sasl.username``."""
+    registry: RegistryConfig | None = None
+    """A schema registry: with one, records are written in its wire format; read is what either way was written."""
 
 
 class MemoryLogConfig(_LogSettings):
@@ -93,9 +99,23 @@ def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, *, run_
     if isinstance(config, KafkaLogConfig):
         from laminar.streams.kafka import KafkaLog
 
-        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap", "topic_prefix"})
+        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap", "topic_prefix", "registry"})
         prefix = f"{run_id}." if config.topic_prefix is None else config.topic_prefix
         return NamespacedLog(KafkaLog(config.bootstrap, **settings), prefix)
     from laminar.streams.memory import MemoryLog
 
     return MemoryLog()
+
+
+def open_codec(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig) -> Codec:
+    """The codec for the records of this log. A registry is not asked before the first record (or ``prepare``).
+
+    Raises ConfigError for a registry's settings that cannot be right, or without the packages that it needs.
+    """
+    from laminar.schemas.codec import Codec
+
+    if isinstance(config, KafkaLogConfig) and config.registry is not None:
+        from laminar.streams.registry.client import SchemaRegistry
+
+        return Codec(registry=SchemaRegistry(config.registry))
+    return Codec()

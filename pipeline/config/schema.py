@@ -19,7 +19,17 @@ from laminar.pipeline.config.source import KeyPath
 
 __all__ = ["did_you_mean", "is_secret", "models_at", "operator_kind"]
 
-_SECRET_ENDINGS = ("password", "passwd", "secret", "token", "credential", "credentials", "api_key", "key.pem")
+_SECRET_ENDINGS = (
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "credential",
+    "credentials",
+    "api_key",
+    "key.pem",
+    "user.info",
+)
 
 
 def is_secret(path: KeyPath) -> bool:

@@ -26,7 +26,11 @@ ENV_PREFIX = "LAMINAR__"
 KeyPath = tuple[str, ...]
 """The keys on the way to a value."""
 
-_FLAT: tuple[KeyPath, ...] = (("log", "client"), ("log", "partitions"))
+_FLAT: tuple[KeyPath, ...] = (
+    ("log", "client"),
+    ("log", "partitions"),
+    ("log", "registry", "client"),
+)
 """Mappings whose keys contain dots themselves."""
 
 
