@@ -10,11 +10,10 @@ import yaml
 from laminar.pipeline.config.explaining import resolved_yaml
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.run_folder import RunFolder
-from laminar.schemas.codec import Codec
 from laminar.schemas.errors import ConfigError, DecodeError, TopicMismatch
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log
-from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, SqliteLogConfig
+from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, SqliteLogConfig, open_codec
 from laminar.streams.reading import partitions_of, read_topic
 
 __all__ = [
@@ -54,7 +53,7 @@ def _where(config: RunConfig) -> str:
 
 def refuse_foreign_log(config: RunConfig, log: Log, *, resumed: bool) -> None:
     """Raise TopicMismatch when the log holds another run, or this folder is new and the log is not."""
-    codec = Codec()
+    codec = open_codec(config.log)
     for record in read_topic(log, "training.steps", Deadline.after(_READ_TIMEOUT_S, "read training.steps")):
         try:
             owner = str(getattr(codec.decode(record.value or b""), "run_id", ""))

@@ -23,10 +23,9 @@ from laminar.operators.operator import Context, Operator
 from laminar.operators.registry import build
 from laminar.pipeline.config.models import RunConfig, RunnerConfig
 from laminar.pipeline.ending import EndWatch
-from laminar.schemas.codec import Codec
 from laminar.schemas.records import RunEnded
 from laminar.streams.deadline import Deadline
-from laminar.streams.open import open_log
+from laminar.streams.open import open_codec, open_log
 from laminar.streams.topics import topic_specs
 
 __all__ = ["READY", "Pulse", "StopRequest", "drive", "run_operator"]
@@ -187,10 +186,11 @@ def _run(
             from laminar.pipeline.monitor import serve
 
             stack.enter_context(closing(serve(config.monitor.host, port, pulse, instance, config.monitor)))
+        codec = open_codec(config.log)
+        codec.prepare()
         log = stack.enter_context(closing(open_log(config.log, run_id=config.name)))
         if began_at is None:
             log.create_topics(topic_specs(config.log.partitions))
-        codec = Codec()
         watch = stack.enter_context(
             closing(EndWatch(log, codec, config.name, began_at=began_at, grace_s=config.runner.ended_grace_s))
         )

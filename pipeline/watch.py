@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.lag import lag_views
 from laminar.pipeline.view import InstanceView, LagView, RunFold, View
-from laminar.schemas.codec import Codec
 from laminar.schemas.records import RunEnded
 from laminar.streams.log import Log, TopicPartition
+from laminar.streams.open import open_codec
 from laminar.streams.reading import Tail, decoded, partitions_of
 
 __all__ = ["RunWatch"]
@@ -44,7 +44,7 @@ class RunWatch:
         self._clock = clock
         self._config = config
         self._log = log
-        self._codec = Codec()
+        self._codec = open_codec(config.log)
         self.fold = RunFold(config.name, config.steps)
         self.trouble: str | None = None
         """Why the log cannot be read at the moment."""

@@ -9,9 +9,9 @@ import typer
 
 from laminar.pipeline.auditing import audit_run
 from laminar.pipeline.commands.arguments import AsJson, ConfigPath, Overrides, opened_log
-from laminar.schemas.codec import Codec
 from laminar.streams.deadline import Deadline
 from laminar.streams.ledger import Ledger
+from laminar.streams.open import open_codec
 
 __all__ = ["command"]
 
@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Print what became of every admitted sample, from the topics alone. Exit code 1 if the ledger does not balance."""
     with opened_log(config, overrides) as (run, log):
-        ledger = audit_run(log, Codec(), run, Deadline.after(timeout, "audit"))
+        ledger = audit_run(log, open_codec(run.log), run, Deadline.after(timeout, "audit"))
     typer.echo(json.dumps(ledger.as_json(), indent=2) if as_json else _text(ledger))
     if not ledger.balanced:
         raise typer.Exit(1)

@@ -18,6 +18,7 @@ from laminar.pipeline.printing import as_json
 from laminar.schemas.codec import Codec
 from laminar.schemas.errors import ConfigError, DecodeError
 from laminar.streams.log import Log, LogRecord, TopicPartition
+from laminar.streams.open import open_codec
 from laminar.streams.reading import partitions_of
 
 __all__ = ["command", "moment_ms"]
@@ -60,8 +61,8 @@ def command(
     """Print records of a topic as JSON lines, in order per partition; without --follow up to the end as it is now."""
     if offset is not None and since is not None:
         raise ConfigError("--offset and --since: give one of them")
-    codec = Codec()
-    with opened_log(config, overrides) as (_, log):
+    with opened_log(config, overrides) as (run, log):
+        codec = open_codec(run.log)
         reader = log.reader()
         positions, ends = _range(log, topic, partition, offset, since)
         reader.assign(positions)

@@ -26,10 +26,9 @@ from laminar.pipeline.run_folder import RunFolder
 from laminar.pipeline.screens import open_screen
 from laminar.pipeline.summary import Summary, closing_report, count_totals, write_summary
 from laminar.pipeline.supervisor import Outcome, Supervisor
-from laminar.schemas.codec import Codec
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log
-from laminar.streams.open import open_log
+from laminar.streams.open import open_codec, open_log
 from laminar.streams.topics import topic_specs
 
 __all__ = ["command"]
@@ -49,7 +48,7 @@ def command(config: ConfigPath, overrides: Overrides = None) -> None:
 
 
 def _summarise(config: RunConfig, log: Log, outcome: Outcome) -> Summary:
-    codec = Codec()
+    codec = open_codec(config.log)
     deadline = Deadline.after(_COUNT_TIMEOUT_S, "count what the run came to")
     return Summary.of(
         outcome.fold,
@@ -69,6 +68,7 @@ def run(path: Path, overrides: list[str]) -> int:
         refuse_other_log(config, folder)
         refuse_renamed(config, folder)
         refuse_other_group_size(config, folder)
+        open_codec(config.log).prepare()
         log = stack.enter_context(closing(open_log(config.log, run_id=config.name)))
         log.create_topics(topic_specs(config.log.partitions))
         refuse_foreign_log(config, log, resumed=folder.resumed)
