@@ -8,8 +8,11 @@ from typing import Literal
 
 __all__ = ["DataExhausted", "DropReason", "Dropped", "Evaluation", "RunEnded", "TrainerStarted", "TrainingStep"]
 
-DropReason = Literal["eval", "stale", "zero_advantage", "unscored", "min_group", "duplicate", "truncated"]
-"""Why a finished member was not trained on. ``eval``: it was for evaluation; ``unscored``: its reward is null."""
+DropReason = Literal[
+    "eval", "stale", "zero_advantage", "unscored", "min_group", "duplicate", "truncated", "group_closed"
+]
+"""Why a finished member was not trained on. ``eval``: it was for evaluation; ``unscored``: its reward is null;
+``group_closed``: it came back from a dead letter after its group was consumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -16,13 +17,17 @@ from laminar.schemas.errors import DecodeError, UnknownTopic
 from laminar.schemas.records import Record
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log, LogRecord, TopicPartition
+from laminar.streams.topics import TOPICS
 
-__all__ = ["Decoder", "Tail", "decoded", "partitions_of", "read_topic"]
+__all__ = ["Decoder", "Tail", "belongs", "decoded", "partitions_of", "read_topic", "skipped"]
 
 _BATCH = 1000
 _WAIT_S = 0.2
 
 logger = logging.getLogger(__name__)
+
+skipped: Counter[str] = Counter()
+"""Topic -> records that ``decoded`` has passed over since this process began."""
 
 
 class Decoder(Protocol):
@@ -43,17 +48,29 @@ def partitions_of(log: Log, topic: str) -> list[TopicPartition]:
 def decoded(records: Iterable[LogRecord], codec: Decoder) -> Iterator[tuple[LogRecord, Record]]:
     """Each record with what it holds, for readers that can do without what they cannot read.
 
-    Tombstones are passed over; what does not decode is logged and passed over.
+    Tombstones are passed over. What does not decode, or does not belong on its topic, is counted in ``skipped`` and
+    passed over; the 1st, 10th, 100th, ... of a topic is logged.
     """
     for record in records:
         if record.value is None:
             continue
         try:
             event = codec.decode(record.value)
+            belongs(event, record.topic)
         except DecodeError as error:
-            logger.warning("%s: skipped: %s", record.where, error)
+            skipped[record.topic] += 1
+            if str(skipped[record.topic]).rstrip("0") == "1":
+                logger.warning("%s: skipped: %s (%d of this topic so far)", record.where, error, skipped[record.topic])
         else:
             yield record, event
+
+
+def belongs(record: Record, topic: str) -> None:
+    """Raise DecodeError unless the catalogue lets a record of this type stand on the topic (others may hold any)."""
+    known = TOPICS.get(topic)
+    if known is not None and not isinstance(record, known.records):
+        valid = ", ".join(kind.__name__ for kind in known.records)
+        raise DecodeError(f"a {type(record).__name__} does not belong on {topic} (valid: {valid})")
 
 
 def read_topic(

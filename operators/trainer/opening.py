@@ -10,9 +10,9 @@ from laminar.operators.trainer.history import History, fold
 from laminar.operators.trainer.intake import STEPS
 from laminar.operators.trainer.learner import Learner
 from laminar.operators.trainer.progress import Progress
-from laminar.schemas.errors import CheckpointError, DecodeError
+from laminar.schemas.errors import CheckpointError
 from laminar.streams.deadline import Deadline
-from laminar.streams.reading import read_topic
+from laminar.streams.reading import decoded, read_topic
 
 __all__ = ["Opening", "open_run"]
 
@@ -61,9 +61,6 @@ def _read_history(context: Context, timeout_s: float) -> tuple[History, int]:
         for record in read_topic(context.log, topic, deadline):
             if topic == STEPS:
                 steps_from = record.offset + 1
-            try:
-                event = context.codec.decode(record.value or b"")
-            except DecodeError:
-                continue  # whoever writes dead letters has reported it; it says nothing about this run
-            history = fold(history, event, run_id=context.run.run_id)
+            for _, event in decoded([record], context.codec):
+                history = fold(history, event, run_id=context.run.run_id)
     return history, steps_from

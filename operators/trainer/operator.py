@@ -18,11 +18,11 @@ epoch, fences its predecessor, and publishes the weights that it has under a ver
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from laminar.operators.operator import Context
-from laminar.operators.trainer.batch import Assembly, close_round, lowest_offsets, take
+from laminar.operators.trainer.batch import Assembly, close_round, lowest_offsets, take, take_returned
 from laminar.operators.trainer.batch import fold as fold_event
 from laminar.operators.trainer.checkpoint import Checkpoints
 from laminar.operators.trainer.config import TrainerConfig
@@ -38,6 +38,7 @@ from laminar.operators.trainer.selection import Batch, select
 from laminar.operators.weights import WeightPublisher
 from laminar.schemas import records as r
 from laminar.schemas.errors import CheckpointError
+from laminar.streams.dead_letter import send_letter
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Membership, Producer
 from laminar.streams.topics import outgoing
@@ -182,7 +183,7 @@ class Trainer:
         for record in taken.others:
             self._history = fold(self._history, record, run_id=self._context.run.run_id)
         if taken.letters:
-            self._write(*taken.letters)
+            self._write_letters(taken.letters)
         self._progress = replace(self._progress, assembly=assembly, positions=self._intake.position())
         return True
 
@@ -191,15 +192,15 @@ class Trainer:
     @property
     def _exhausted(self) -> bool:
         """Whether every training group that there will ever be is done."""
-        groups = self._history.exhausted_groups
-        return groups is not None and len(self._progress.assembly.done) >= groups
+        groups, assembly = self._history.exhausted_groups, self._progress.assembly
+        return groups is not None and len(assembly.done) + len(assembly.lost) >= groups
 
     def _begin(self, now: float) -> bool:
         del now
         run, assembly = self._context.run, self._progress.assembly
         n = len(assembly.ready)
         groups = self._history.exhausted_groups
-        last = groups is not None and n > 0 and len(assembly.done) + n >= groups
+        last = groups is not None and n > 0 and len(assembly.done) + len(assembly.lost) + n >= groups
         if n < run.groups_per_step and not last:
             return False
         taken, after = take(assembly, run.groups_per_step)
@@ -209,6 +210,11 @@ class Trainer:
             max_staleness=run.max_staleness,
             config=self._config.algorithm,
         )
+        returned, after = take_returned(after)
+        closed = tuple(
+            r.Dropped(trajectory_id=one.scored.trajectory.trajectory_id, reason="group_closed") for one in returned
+        )
+        batch = replace(batch, dropped=(*batch.dropped, *closed))
         began = self._context.stopwatch()
         self._learner.begin(batch, self._progress.step + 1)
         self._work = _Work(batch, after, began, began - self._idle_since)
@@ -333,6 +339,12 @@ class Trainer:
         if self._config.final_evaluation is not None:
             return self._config.final_evaluation
         return bool(self._history.evaluated or self._progress.assembly.rounds)
+
+    def _write_letters(self, letters: Sequence[r.DeadLetter]) -> None:
+        assert self._producer is not None
+        with self._producer.transaction() as tx:
+            for letter in letters:
+                send_letter(tx, self._context.codec, letter)
 
     def _write(self, *records: r.Record) -> None:
         assert self._producer is not None

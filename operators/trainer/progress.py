@@ -38,16 +38,9 @@ class Progress:
         """As a checkpoint holds it."""
         assembly = self.assembly
         arrivals: list[Arrival] = []
-        groups: list[dict[str, Any]] = []
-        for group in assembly.groups.values():
-            members: list[dict[str, Any]] = []
-            for trajectory, member in group.members.items():
-                entry: dict[str, Any] = {"id": trajectory, "at": [*member.source, member.offset]}
-                if isinstance(member, Arrival):
-                    entry["record"] = len(arrivals)
-                    arrivals.append(member)
-                members.append(entry)
-            groups.append({"id": group.group_id, "members": members})
+        groups = [_packed(group, arrivals) for group in assembly.groups.values()]
+        lost = [_packed(group, arrivals) for group in assembly.lost.values()]
+        returned = Group(group_id="", members={a.scored.trajectory.trajectory_id: a for a in assembly.returned})
         state = {
             "format": 1,
             "step": self.step,
@@ -70,6 +63,11 @@ class Progress:
             "closed_rounds": sorted(assembly.closed_rounds),
             "late": assembly.late,
             "duplicates": assembly.duplicates,
+            "lost": lost,
+            "buried": sorted(assembly.buried),
+            "unnamed": {group: sorted(ids) for group, ids in assembly.unnamed.items()},
+            "owed": sorted(assembly.owed),
+            "returned": _packed(returned, arrivals),
         }
         return Saved(state, tuple(a.value for a in arrivals))
 
@@ -82,24 +80,47 @@ class Progress:
             raise CheckpointError(f"{where}: damaged ({type(error).__name__}: {error})") from error
 
 
+def _packed(group: Group, arrivals: list[Arrival]) -> dict[str, Any]:
+    """One group; the records of its members go to ``arrivals``."""
+    members: list[dict[str, Any]] = []
+    for trajectory, member in group.members.items():
+        entry: dict[str, Any] = {"id": trajectory, "at": [*member.source, member.offset]}
+        if isinstance(member, Arrival):
+            entry["record"] = len(arrivals)
+            arrivals.append(member)
+        elif member.unnamed:
+            entry["unnamed"] = True
+        members.append(entry)
+    return {"id": group.group_id, "members": members}
+
+
+def _unpacked(entry: Mapping[str, Any], saved: Saved, codec: Codec) -> Group:
+    members: dict[str, Arrival | Death] = {}
+    for member in entry["members"]:
+        topic, partition, offset = member["at"]
+        source = TopicPartition(topic, partition)
+        if "record" not in member:
+            members[member["id"]] = Death(
+                group_id=entry["id"],
+                trajectory_ids=(member["id"],),
+                source=source,
+                offset=offset,
+                unnamed=member.get("unnamed", False),
+            )
+            continue
+        value = saved.records[member["record"]]
+        scored = codec.decode(value)
+        if not isinstance(scored, ScoredTrajectory):
+            raise ValueError(f"a {type(scored).__name__} among the waiting groups")
+        members[member["id"]] = Arrival(scored=scored, source=source, offset=offset, value=value)
+    return Group(group_id=entry["id"], members=members)
+
+
 def _unpack(saved: Saved, codec: Codec) -> Progress:
     state = saved.state
-    groups: dict[str, Group] = {}
-    for entry in state["groups"]:
-        members: dict[str, Arrival | Death] = {}
-        for member in entry["members"]:
-            topic, partition, offset = member["at"]
-            source = TopicPartition(topic, partition)
-            if "record" not in member:
-                ids = (member["id"],)
-                members[member["id"]] = Death(group_id=entry["id"], trajectory_ids=ids, source=source, offset=offset)
-                continue
-            value = saved.records[member["record"]]
-            scored = codec.decode(value)
-            if not isinstance(scored, ScoredTrajectory):
-                raise ValueError(f"a {type(scored).__name__} among the waiting groups")
-            members[member["id"]] = Arrival(scored=scored, source=source, offset=offset, value=value)
-        groups[entry["id"]] = Group(group_id=entry["id"], members=members)
+    groups = {entry["id"]: _unpacked(entry, saved, codec) for entry in state["groups"]}
+    lost = {entry["id"]: _unpacked(entry, saved, codec) for entry in state.get("lost", ())}
+    returned = _unpacked(state["returned"], saved, codec).scored if "returned" in state else []
     rounds = {
         known["number"]: Round(
             size=known["size"],
@@ -123,5 +144,10 @@ def _unpack(saved: Saved, codec: Codec) -> Progress:
             done=DoneGroups(ranges, frozenset(state["done"]["others"])),
             late=state["late"],
             duplicates=state["duplicates"],
+            lost=lost,
+            buried=frozenset(state.get("buried", ())),
+            unnamed={group: frozenset(ids) for group, ids in state.get("unnamed", {}).items()},
+            owed=frozenset(state.get("owed", ())),
+            returned=tuple(returned),
         ),
     )
