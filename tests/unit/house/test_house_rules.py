@@ -55,8 +55,8 @@ def test_schemas_and_streams_import_no_torch_vllm_or_ray(folder: str) -> None:
     assert wrong == []
 
 
-def test_only_the_kafka_adapter_and_the_broker_import_confluent_kafka() -> None:
-    allowed = {ROOT / "streams" / "kafka", ROOT / "streams" / "broker"}
+def test_only_the_kafka_adapter_the_registry_and_the_broker_import_confluent_kafka() -> None:
+    allowed = {ROOT / "streams" / "kafka", ROOT / "streams" / "broker", ROOT / "streams" / "registry"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in FOLDERS
