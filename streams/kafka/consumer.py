@@ -1,16 +1,20 @@
 """A member of a consumer group.
 
-``group_protocol="consumer"`` (KIP-848): every member is dynamic. A member that leaves hands over at once, one that is
-killed after the group's session timeout (a broker setting). ``instance`` is the client id.
+With an ``instance`` it is a static member, in both protocols: one that closes keeps its partitions for the next process
+of that name, until the session timeout; nobody else's move. Without one it is dynamic: closing hands over at once.
 
-``group_protocol="classic"``: cooperative; with an ``instance`` the member is static (KIP-345): a restarted process
-takes over its own partitions at once and the process that it replaced is Fenced, but partitions of one that leaves for
-good stay with it until the session timeout.
+``group_protocol="consumer"`` (KIP-848): while the group has a member of this name, another is refused. After a kill -9
+that is until the broker's session timeout, so a new process keeps asking for so long; one that was a member before
+and is refused has been replaced: Fenced.
+
+``group_protocol="classic"``: cooperative (KIP-345); a new process of the name takes over at once, and the old one is
+Fenced.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +25,7 @@ from confluent_kafka import TopicPartition as Partition
 from laminar.schemas.errors import Evicted, Fatal
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
-from laminar.streams.kafka.intake import Intake
+from laminar.streams.kafka.intake import Intake, NameTaken
 from laminar.streams.log import LogRecord, Membership, RebalanceCallback, TopicPartition
 
 __all__ = ["KafkaConsumer", "Token"]
@@ -29,6 +33,9 @@ __all__ = ["KafkaConsumer", "Token"]
 _log = logging.getLogger(__name__)
 
 _COMMITTED_S = 2.0
+_NAME_S = 90.0
+"""Longer than any session that a broker grants by default."""
+_ASK_AGAIN_S = 0.5
 _STORED = -1000
 """librdkafka's own wait for the committed offset."""
 
@@ -62,19 +69,29 @@ class KafkaConsumer:
         self._group = group
         self._on_assign = on_assign
         self._on_revoke = on_revoke
-        self._paused: set[TopicPartition] = set()
         self._starting: dict[TopicPartition, int] = {}
         self._closed = False
+        self._topics = list(topics)
+        self._instance = instance
+        self._joined = False
+        self._taken_since: float | None = None
+        self._ask_again = 0.0
         client = connection.member(group, instance)
         self._intake = Intake(connection, client, f"group {group}" + (f", {instance}" if instance else ""))
         self._intake.on_no_offset = self._begin_without_offset
-        client.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+        self._subscribe(client)
 
     def poll(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """At most ``max_records``, in order per partition. Raises OffsetOutOfRange, Fenced, Unavailable."""
         if self._closed:
             raise Fatal(f"group {self._group}: the consumer is closed")
-        return self._intake.take(max_records, timeout_s)
+        if self._ask_again and not self._join_again(timeout_s):
+            return []
+        try:
+            return self._intake.take(max_records, timeout_s)
+        except NameTaken as taken:
+            self._wait_for_name(taken)
+            return []
 
     def assignment(self) -> frozenset[TopicPartition]:
         """As of the last poll."""
@@ -106,17 +123,11 @@ class KafkaConsumer:
 
     def pause(self, partitions: frozenset[TopicPartition]) -> None:
         """Stop returning records of these partitions; membership goes on."""
-        held = partitions & (self._intake.positions.keys() | self._starting.keys()) - self._paused
-        self._paused |= held
-        if held - self._starting.keys():
-            self._intake.client.pause(_theirs(held - self._starting.keys()))
+        self._intake.pause(partitions & (self._intake.positions.keys() | self._starting.keys()))
 
     def resume(self, partitions: frozenset[TopicPartition]) -> None:
         """Undo pause."""
-        freed = self._paused & partitions
-        self._paused -= freed
-        if freed - self._starting.keys():
-            self._intake.client.resume(_theirs(freed - self._starting.keys()))
+        self._intake.resume(partitions)
 
     def membership(self) -> Membership:
         """Proof of membership as of now."""
@@ -135,22 +146,50 @@ class KafkaConsumer:
 
     def _assigned(self, client: Consumer, partitions: list[Partition]) -> None:
         ours = frozenset(TopicPartition(p.topic, p.partition) for p in partitions)
+        self._joined = True
         self._starting = self._first_offsets(client, partitions)
         self._intake.start(self._starting)
         self._call(self._on_assign, ours)
         start, self._starting = self._starting, {}
         client.incremental_assign([Partition(p.topic, p.partition, offset) for p, offset in start.items()])
         self._intake.start(start)
-        if self._paused & ours:
-            client.pause(_theirs(self._paused & ours))
 
     def _revoked(self, client: Consumer, partitions: list[Partition]) -> None:
         ours = frozenset(TopicPartition(p.topic, p.partition) for p in partitions)
         if not self._closed:
             self._call(self._on_revoke, ours)
         self._intake.drop(ours)
-        self._paused -= ours
         client.incremental_unassign(partitions)
+
+    def _lost(self, client: Consumer, partitions: list[Partition]) -> None:
+        """As revoked, but others may own them already: nothing of them can be committed, assignment() says so."""
+        self._intake.drop(TopicPartition(p.topic, p.partition) for p in partitions)
+        self._revoked(client, partitions)
+
+    def _subscribe(self, client: Consumer) -> None:
+        client.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+
+    def _wait_for_name(self, taken: NameTaken) -> None:
+        """Raise ``taken``, or plan to ask again: librdkafka does not do that by itself."""
+        now = time.monotonic()
+        if self._taken_since is None:
+            self._taken_since = now
+            _log.warning("%s: waiting for the end of its session", taken)
+        if self._joined or now - self._taken_since > _NAME_S:
+            raise taken
+        self._intake.client.close()
+        self._ask_again = now + _ASK_AGAIN_S
+
+    def _join_again(self, timeout_s: float) -> bool:
+        """Whether there is a client again."""
+        wait_s = self._ask_again - time.monotonic()
+        time.sleep(max(0.0, min(wait_s, timeout_s)))
+        if wait_s > timeout_s:
+            return False
+        self._ask_again = 0.0
+        self._intake.client = self._connection.member(self._group, self._instance)
+        self._subscribe(self._intake.client)
+        return True
 
     def _call(self, callback: RebalanceCallback | None, partitions: frozenset[TopicPartition]) -> None:
         """The rebalance goes on whatever the callback does; what it raises, poll raises."""
@@ -179,8 +218,12 @@ class KafkaConsumer:
             return {TopicPartition(p.topic, p.partition): _STORED for p in partitions}
 
     def _begin_without_offset(self, partition: TopicPartition) -> bool:
-        """librdkafka waited for a committed offset and found none: begin at the beginning."""
+        """librdkafka waited for a committed offset and found none, or one that retention has passed."""
         if self._intake.positions.get(partition, 0) != _STORED:
+            return False
+        committed = self.committed().get(partition)
+        if committed is not None:
+            self._intake.positions[partition] = committed
             return False
         self._intake.restart(partition, self._intake.bounds(partition).start)
         return True

@@ -2,29 +2,37 @@
 
 The position is ours, not librdkafka's: it is known from the moment of assignment, moves with the records that are
 handed out, and passes control markers at the end of a partition (librdkafka's end-of-partition events carry it).
+
+A pause is first ours alone: librdkafka throws away what it has fetched of a partition that it pauses, and fetches it
+again afterwards, which costs more than most pauses last. What arrives of a paused partition is held here; only above
+``_HOLD_BYTES`` librdkafka pauses it too.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import OffsetOutOfRange
+from laminar.schemas.errors import Fenced, OffsetOutOfRange
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.errors import error_of, translate
 from laminar.streams.kafka.offsets import bounds_of
 from laminar.streams.log import Bounds, LogRecord, TopicPartition
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "NameTaken"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_POLL_BYTES = 32 * 1024 * 1024
+_MAX_POLL_BYTES = 8 * 1024 * 1024
+"""What one take hands out; exceeded by less than one record."""
+_HOLD_BYTES = 4 * 1024 * 1024
+"""Of paused partitions, all together; exceeded by less than one record."""
 _SEEK_S = 2.0
 _PASSING = frozenset(
     {
@@ -37,6 +45,11 @@ _PASSING = frozenset(
         KafkaError.STALE_MEMBER_EPOCH,
     }
 )
+_NAME_TAKEN = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()
+
+
+class NameTaken(Fenced):
+    """The group still has a member under this instance's name: one that lives, or that died within its session."""
 
 
 class Intake:
@@ -53,11 +66,18 @@ class Intake:
         self._batch: list[LogRecord] = []
         self._ahead: dict[TopicPartition, int] = {}
         self._failure: BaseException | None = None
+        self._paused: set[TopicPartition] = set()
+        self._stopped: set[TopicPartition] = set()
+        """Paused in librdkafka too."""
+        self._held: dict[TopicPartition, deque[LogRecord | int]] = {}
+        """What arrived of paused partitions: records, and ends of the partition as offsets."""
+        self._held_bytes = 0
 
     def take(self, max_records: int, timeout_s: float) -> list[LogRecord]:
         """At most ``max_records``; empty when nothing came in time. Raises OffsetOutOfRange, UnknownTopic, Fenced."""
         end = time.monotonic() + timeout_s
-        wait, size = timeout_s, 0
+        size = self._admit_held(max_records)
+        wait = 0.0 if self._batch else timeout_s
         try:
             while len(self._batch) < max_records and size < _MAX_POLL_BYTES:
                 message = self._poll(wait)
@@ -82,6 +102,19 @@ class Intake:
             self._connection.check_outage(self.client)
         return batch
 
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of these."""
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Undo pause."""
+        freed = frozenset(partitions)
+        self._paused -= freed
+        stopped = self._stopped & freed
+        if stopped:
+            self._stopped -= stopped
+            self.client.resume([Partition(p.topic, p.partition) for p in stopped])
+
     def fail(self, error: BaseException) -> None:
         """Let the current take raise this; it came up inside a callback."""
         self._failure = self._failure or error
@@ -95,6 +128,8 @@ class Intake:
         gone = frozenset(partitions)
         for partition in gone:
             self.positions.pop(partition, None)
+        self._paused -= gone
+        self._stopped -= gone
         self._forget(gone)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -117,6 +152,8 @@ class Intake:
 
     def restart(self, partition: TopicPartition, offset: int) -> None:
         """Begin a partition afresh at this offset, whatever state its fetching is in."""
+        self._stopped.discard(partition)
+        self._forget({partition})
         self.client.incremental_unassign([Partition(partition.topic, partition.partition)])
         self.client.incremental_assign([Partition(partition.topic, partition.partition, offset)])
         self.positions[partition] = offset
@@ -126,10 +163,12 @@ class Intake:
         return bounds_of(self.client, self._connection, partition)
 
     def _forget(self, partitions: Set[TopicPartition]) -> None:
-        """Whatever the current take, inside which a callback runs, has of these partitions."""
+        """Whatever is held, or the current take, inside which a callback runs, has of these partitions."""
         self._batch[:] = [record for record in self._batch if record.source not in partitions]
         for partition in partitions:
             self._ahead.pop(partition, None)
+            for one in self._held.pop(partition, ()):
+                self._held_bytes -= _size(one)
 
     def _poll(self, timeout_s: float) -> Message | None:
         try:
@@ -144,11 +183,47 @@ class Intake:
 
     def _admit(self, message: Message) -> int:
         record = _record(message)
-        at = self._ahead.get(record.source, self.positions.get(record.source))
-        if at is not None and record.offset >= at:
-            self._batch.append(record)
-            self._ahead[record.source] = record.offset + 1
-        return len(record.value or b"")
+        source = record.source
+        at = self._ahead.get(source, self.positions.get(source))
+        held = self._held.get(source)
+        if held:
+            last = held[-1]
+            at = last if isinstance(last, int) else last.offset + 1
+        if at is None or record.offset < at:
+            return 0
+        if source in self._paused:
+            self._hold(source, record)
+            return 0
+        self._batch.append(record)
+        self._ahead[source] = record.offset + 1
+        return _size(record)
+
+    def _hold(self, partition: TopicPartition, one: LogRecord | int) -> None:
+        self._held.setdefault(partition, deque()).append(one)
+        self._held_bytes += _size(one)
+        if self._held_bytes > _HOLD_BYTES:
+            stop = (self._paused - self._stopped) & self.positions.keys()
+            self._stopped |= stop
+            self.client.pause([Partition(p.topic, p.partition) for p in stop])
+
+    def _admit_held(self, max_records: int) -> int:
+        """What was held of partitions that are not paused any more, before anything newer; the bytes."""
+        size = 0
+        for partition in [p for p in self._held if p not in self._paused]:
+            held = self._held[partition]
+            while held and len(self._batch) < max_records and size < _MAX_POLL_BYTES:
+                one = held.popleft()
+                self._held_bytes -= _size(one)
+                size += _size(one)
+                if isinstance(one, int):
+                    self._ahead[partition] = max(self._ahead.get(partition, self.positions[partition]), one)
+                else:
+                    self._batch.append(one)
+                    self._ahead[partition] = one.offset + 1
+            if held:
+                break
+            del self._held[partition]
+        return size
 
     def _put_back(self) -> None:
         """A take that fails hands out nothing: the next one begins with the same records."""
@@ -168,7 +243,9 @@ class Intake:
         if topic is not None and number is not None:
             partition = TopicPartition(topic, number)
             if error.code() == KafkaError._PARTITION_EOF:
-                if partition in self.positions and offset is not None:
+                if partition in self._held and offset is not None:
+                    self._hold(partition, offset)
+                elif partition in self.positions and offset is not None:
                     self._ahead[partition] = max(self._ahead.get(partition, self.positions[partition]), offset)
                 return
             if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -179,9 +256,15 @@ class Intake:
                         f"readable is {bounds.start} to {bounds.end}"
                     )
                 return
+        if error.fatal() and _NAME_TAKEN in error.str():  # the cause of a fatal error stands in its text only
+            raise NameTaken(f"{self._name} on {self._connection.bootstrap}: {error.str()}")
         if error.fatal() or (error.code() not in _PASSING and not error.retriable()):
             raise translate(error, f"{self._name} on {self._connection.bootstrap}")
         _log.info("%s on %s: %s", self._name, self._connection.bootstrap, error.str())
+
+
+def _size(one: LogRecord | int) -> int:
+    return 0 if isinstance(one, int) else len(one.value or b"")
 
 
 def _record(message: Message) -> LogRecord:
