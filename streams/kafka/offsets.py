@@ -7,6 +7,7 @@ when one to ``list_offsets`` does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Literal
 
@@ -14,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
 from laminar.schemas.errors import Retryable, Unavailable, UnknownTopic
+from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.log import Bounds, TopicPartition
 
@@ -26,11 +28,29 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 
 def bounds_of(client: Consumer, connection: Connection, partition: TopicPartition) -> Bounds:
     """Readable range of one partition, up to the last stable offset. Raises UnknownTopic, Unavailable."""
-    asked = Partition(partition.topic, partition.partition)
-    low, high = connection.ask(
-        lambda left: client.get_watermark_offsets(asked, timeout=left), f"{partition}: bounds", client
-    )
-    return Bounds(low, high)
+    asked, what = Partition(partition.topic, partition.partition), f"{partition}: bounds"
+    deadline = Deadline.after(connection.request_timeout_s, what)
+    while True:
+        try:
+            low, high = connection.ask(lambda left: client.get_watermark_offsets(asked, timeout=left), what, client)
+        except UnknownTopic:
+            # librdkafka says so too of a partition whose leader it has just lost: only a broker knows.
+            if not _exists(client, connection, partition):
+                raise
+            deadline.check("its leader is not known")
+            time.sleep(0.05)
+        else:
+            return Bounds(low, high)
+
+
+def _exists(client: Consumer, connection: Connection, partition: TopicPartition) -> bool:
+    """What a broker says. Raises Unavailable when none answers."""
+    found = connection.ask(
+        lambda left: client.list_topics(partition.topic, timeout=left), f"{partition.topic}: partitions", client
+    ).topics[partition.topic]
+    if found.error is not None:
+        return found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART
+    return partition.partition in found.partitions
 
 
 class Offsets:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from laminar.schemas.errors import ConfigError, DeadlineExceeded, Unavailable
+from laminar.schemas.errors import ConfigError, DeadlineExceeded, Unavailable, UnknownTopic
 from laminar.streams.broker import Broker
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka import KafkaLog
-from laminar.streams.log import OutRecord, TopicPartition, TopicSpec
+from laminar.streams.log import OutRecord, Reader, TopicPartition, TopicSpec
 from tests.integration.streams.log_contract.driving import WAIT_S, commit, poll_some, produce, read_values, until_true
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -75,6 +75,35 @@ def test_killed_inside_a_commit_and_restarted_the_broker_keeps_all_but_what_was_
     assert read_values(after, source) == [b"a", b"b"]
     until_true(lambda: read_values(after, target) == [b"kept"], "the markers are written")
     assert after.committed(group, source) == {where: 1}
+
+
+def test_a_topic_is_not_called_unknown_while_its_broker_is_away(
+    broker: Broker, make_log: Callable[..., KafkaLog], unique: Callable[[str], str]
+) -> None:
+    log = make_log(request_timeout_s=0.5)
+    name = unique("topic")
+    log.create_topics([TopicSpec(name=name, partitions=4)])
+    reader = log.reader()
+    every = [TopicPartition(name, partition) for partition in range(4)]
+    assert all(reader.bounds(partition).end == 0 for partition in every)
+    broker.kill()
+    try:
+        for partition in (*every, *every):
+            with pytest.raises((Unavailable, DeadlineExceeded)):
+                reader.bounds(partition)
+    finally:
+        broker.start()
+    until_true(lambda: _answers(reader, every), "all partitions answer again")
+    with pytest.raises(UnknownTopic, match="4"):
+        reader.bounds(TopicPartition(name, 4))
+    reader.close()
+
+
+def _answers(reader: Reader, partitions: list[TopicPartition]) -> bool:
+    try:
+        return all(reader.bounds(partition).end == 0 for partition in partitions)
+    except (Unavailable, DeadlineExceeded):
+        return False
 
 
 def test_the_broker_dies_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
