@@ -84,6 +84,8 @@ class Intake:
                 if message is not None and message.error() is None:
                     size += self._admit(message)
                     wait = 0.0
+                    if not self._batch and self._paused.issuperset(self.positions):
+                        break  # a sign of life is all that was wanted: leave the rest where it is
                 elif message is not None:
                     self._on_event(message)
                 self._raise_failure()
