@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "operator": "Run one operator as a long-running consumer, with /healthz and /metrics.",
     "config": "Print every setting of a run file and where its value came from.",
     "audit": "Print the ledger: one fate per sample; exit 1 if it does not balance.",
+    "dead": "List, show, retry or drop dead letters: what could not be processed.",
     "topics": "List the topics of a run's log.",
     "read": "Print records of a topic, decoded, by offset or time.",
     "lag": "Print how far each consumer group is behind, per partition.",

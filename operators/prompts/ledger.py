@@ -1,8 +1,11 @@
 """What became of every admitted group, folded from the log.
 
 Folds ``weights.versions``, ``prompts`` (its own output), ``training.steps`` and ``dead.letters``; at a start in this
-order, so that no group is resolved before it is known. Memory follows what is outstanding, plus the last steps, which a
-trainer that resumes from a checkpoint below them takes back.
+order, so that no group is resolved before it is known. Memory follows what is outstanding and what died, plus the last
+steps, which a trainer that resumes from a checkpoint below them takes back.
+
+A step resolves each group that it names: what it does not name of a group is dead, by a letter that may not even say
+which member it was. A group whose members all died is outstanding again once one of their letters is retried.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ class GroupLedger:
         """Policy version of the trainer's weights, published or not."""
         self._epoch = -1
         self._groups: dict[str, _Group] = {}
+        self._lost: dict[str, _Group] = {}
+        """Groups whose members are all dead."""
         self._undo: deque[_StepEntry] = deque(maxlen=_UNDO_STEPS)
 
     @property
@@ -82,7 +87,9 @@ class GroupLedger:
             case r.Prompt():
                 self._prompt(event)
             case r.DeadLetter():
-                self._resolve(event.trajectory_ids, None)
+                self._bury(event.trajectory_ids)
+            case r.DeadLetterSettled() if event.action == "retry":
+                self._give_back(event.trajectory_ids)
             case r.VersionManifest() if event.run_id == self._run_id:
                 if event.state == "committed":
                     self.step_versions[event.version] = event.step
@@ -143,7 +150,14 @@ class GroupLedger:
         self._undo.append(entry)
         self._resolve(entry.resolved, entry)
 
-    def _resolve(self, trajectories: Iterable[str], entry: _StepEntry | None) -> None:
+    def _resolve(self, trajectories: Iterable[str], entry: _StepEntry) -> None:
+        for trajectory in trajectories:
+            group_id = r.group_id_of(trajectory)
+            group = self._groups.pop(group_id, None)
+            if group is not None:
+                entry.closed[group_id] = group
+
+    def _bury(self, trajectories: Iterable[str]) -> None:
         for trajectory in trajectories:
             group_id = r.group_id_of(trajectory)
             group = self._groups.get(group_id)
@@ -151,6 +165,12 @@ class GroupLedger:
                 continue
             group.members.discard(trajectory)
             if not group.members:
-                del self._groups[group_id]
-                if entry is not None:
-                    entry.closed[group_id] = group
+                self._lost[group_id] = self._groups.pop(group_id)
+
+    def _give_back(self, trajectories: Iterable[str]) -> None:
+        for trajectory in trajectories:
+            group_id = r.group_id_of(trajectory)
+            group = self._groups.get(group_id) or self._lost.pop(group_id, None)
+            if group is not None:
+                group.members.add(trajectory)
+                self._groups[group_id] = group

@@ -26,6 +26,7 @@ from laminar.operators.prompts.tokenizing import PromptTokenizer
 from laminar.schemas import records as r
 from laminar.schemas.errors import ConfigError, Retryable, TopicMismatch
 from laminar.schemas.tokens import ids_buffer
+from laminar.streams.dead_letter import RETRY_OF
 from laminar.streams.log import OutRecord, Reader, TopicPartition
 from laminar.streams.reading import decoded
 from laminar.streams.topics import outgoing
@@ -122,9 +123,11 @@ class Prompts:
     def _fold(self) -> bool:
         assert self._reader is not None
         polled = self._reader.poll(_POLL, 0.0)
-        for _, event in decoded(polled, self._context.codec):
+        for record, event in decoded(polled, self._context.codec):
             if isinstance(event, r.Prompt):
                 self._sent.discard(event.prompt_id)
+                if any(name == RETRY_OF for name, _ in record.headers):
+                    continue  # admitted once, where the original stands
             self._ledger.apply(event)
         if self._phase < len(_ORDER):
             position = self._reader.position()
