@@ -3,17 +3,22 @@
 The function's author sees no offsets, no transactions and no Kafka. Every input record ends in exactly one committed
 transaction, with its outputs or with its dead letter, and with the offset after it:
 
-1. Poll: the member's sign of life, every step, however slow the function is.
+1. Poll: the member's sign of life, every step, however slow the function is. What is in hand is bounded in records and
+   in bytes, and each partition has its share of both: one that holds many behind a slow record is paused, the others
+   go on.
 2. Decode. Bytes that are no record become a dead letter; the others are handed to the worker.
 3. Collect what the worker has finished. A function that raised is tried again, ``max_attempts`` times in all; then its
    input becomes a dead letter.
-4. Choose, per partition, the finished records in front of the first unfinished one: offsets only ever advance over
-   records that are done. A partition that holds many behind a slow one is paused; the other partitions go on.
+4. Choose, per partition, the finished records in front of the first unfinished one (``hand.py``).
 5. One transaction {outputs, dead letters, next offsets}. An output above its topic's limit turns its input into a dead
    letter: no offset passes a lost output.
-6. Committed: forget them. Aborted or Evicted: nothing is visible, so seek each partition that is still owned back to
-   its first uncommitted record and drop what was in hand. A revoked partition's records are dropped likewise: they are
-   the next owner's. Other errors fly: the runner restarts the process, whose new producer settles an unknown outcome.
+6. Committed: forget them. Not committed (Aborted, Evicted), or nobody knows (no answer): everything stays in hand,
+   nothing is polled, and no transaction is opened until the group's own committed offsets have said what became of it.
+   An outcome that nobody knows is first settled by taking the transactional id anew. Then what was committed is
+   forgotten, and what was not goes into the next transaction, as it is: finished work is never done twice. An outage
+   that lasts longer than ``outage_s`` is raised, for the supervisor. Fenced flies: another process is this one now.
+7. Partitions are revoked: commit what is finished of them, waiting at most ``revoke_s`` for more, and drop the rest: it
+   is the next owner's. Partitions that are lost already are dropped at once.
 
 >>> loop = Loop(log=log, codec=codec, name="upper", group="run.upper", transactional_id="run.upper-0",  # doctest: +SKIP
 ...             instance="upper-0", topics=["trajectories.completed"], worker=Inline(score))
@@ -23,21 +28,30 @@ transaction, with its outputs or with its dead letter, and with the offset after
 from __future__ import annotations
 
 import logging
-from collections import deque
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import Aborted, DecodeError, EncodeError, Evicted, LaminarError, RecordTooLarge
-from laminar.schemas.records import Record
-from laminar.streams.dead_letter import MAX_VALUE_BYTES, dead_letter
-from laminar.streams.log import Log, LogRecord, OutRecord, TopicPartition
-from laminar.streams.topics import outgoing
+from laminar.schemas.errors import Aborted, Evicted, OffsetOutOfRange, RecordTooLarge, Retryable
+from laminar.streams.calls import Calls
+from laminar.streams.deadline import Deadline
+from laminar.streams.hand import Batch, Entry, Hand
+from laminar.streams.log import Log, Producer, TopicPartition
+from laminar.streams.skip import LostOffsets, skip_lost
 from laminar.streams.worker import Worker
 
 __all__ = ["Counts", "Loop"]
 
 logger = logging.getLogger(__name__)
+
+_COMMIT_S = 2.0
+"""For the transaction of a revocation, whatever its waiting has used up."""
+_QUICK_S = 0.1
+_BACKOFF_S = 0.05
+_BACKOFF_MAX_S = 1.0
+_UNKNOWN_S = 0.5
+"""After an unknown outcome: a process that was replaced hears so from its group, before it takes the id back."""
 
 
 @dataclass(slots=True)
@@ -49,29 +63,25 @@ class Counts:
     dead: int = 0
     transactions: int = 0
     rewinds: int = 0
+    """Transactions that did not commit, or of which nobody knew; what they held went into later ones."""
+    skipped: int = 0
+    """Offsets jumped over, as ``on_lost_offsets`` allows."""
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One input record in hand."""
+@dataclass(slots=True)
+class _Unsettled:
+    """A transaction of which it is not known yet whether it has committed."""
 
-    source: LogRecord
-    record: Record | None = None
-    attempt: int = 0
-    ticket: int = -1
-    """-1: the worker does not have it."""
-    outputs: list[OutRecord] = field(default_factory=list)
-    done: bool = False
-    dead: bool = False
-    """Its only output is its dead letter."""
-    bare: bool = False
-    """The letter goes without the source's bytes: with them it was too large itself."""
+    again: float
+    """When to ask."""
+    known: bool
+    """It did not commit, for certain; the producer can go on."""
 
 
 class _Refused(Exception):
     """Leaves a transaction in order to abort it; never seen outside."""
 
-    def __init__(self, entry: _Entry, error: RecordTooLarge) -> None:
+    def __init__(self, entry: Entry, error: RecordTooLarge) -> None:
         super().__init__(str(error))
         self.entry = entry
         self.error = error
@@ -92,207 +102,223 @@ class Loop:
         topics: Sequence[str],
         worker: Worker,
         max_in_hand: int = 64,
+        max_in_hand_bytes: int = 64 * 1024 * 1024,
         max_attempts: int = 3,
         linger_s: float = 0.05,
         max_transaction_bytes: int = 64 * 1024 * 1024,
+        revoke_s: float = 2.0,
+        outage_s: float = 120.0,
+        on_lost_offsets: LostOffsets = "stop",
     ) -> None:
-        """``max_in_hand``: input records held at once, over all partitions (exceeded by less than one poll);
-        ``linger_s``: how long finished records may wait for others to share their transaction."""
+        """
+        :param max_in_hand: input records held at once, over all partitions (exceeded by less than one poll)
+        :param max_in_hand_bytes: their encoded bytes (exceeded by less than one poll); decoded records and outputs
+            come on top, so the memory is about three times this
+        :param linger_s: how long finished records may wait for others to share their transaction
+        :param max_transaction_bytes: of outputs; a transaction that was not committed in time makes the next ones
+            smaller, until they are quick again
+        :param revoke_s: how long a revocation may wait for calls in hand to end; keep it below the poll interval
+        :param outage_s: raise the error when no transaction has committed for so long, since the first that did not
+        :param on_lost_offsets: ``stop`` raises OffsetOutOfRange with both offsets; ``jump`` goes on with the first
+            record that is left, and says so by an OffsetsSkipped on ``dead.letters``
+        """
         self.counts = Counts()
+        self._log = log
         self._codec = codec
         self._name = name
-        self._worker = worker
+        self._group = group
+        self._transactional_id = transactional_id
         self._max_in_hand = max_in_hand
-        self._max_attempts = max_attempts
+        self._max_in_hand_bytes = max_in_hand_bytes
         self._linger_s = linger_s
-        self._max_transaction_bytes = max_transaction_bytes
-        self._in_hand: dict[TopicPartition, deque[_Entry]] = {}
-        self._tickets: dict[int, _Entry] = {}
-        self._next_ticket = 0
+        self._max_transaction_bytes = self._room = max_transaction_bytes
+        self._too_long_s = 0.0
+        self._revoke_s = revoke_s
+        self._outage_s = outage_s
+        self._on_lost_offsets = on_lost_offsets
+        self._hand = Hand()
+        self._calls = Calls(worker, codec, operator=name, max_attempts=max_attempts)
         self._paused: frozenset[TopicPartition] = frozenset()
         self._ready_since: float | None = None
-        self._producer = log.producer(transactional_id)
+        self._unsettled: _Unsettled | None = None
+        self._failures = 0
+        self._failing_since = 0.0
+        self._now = 0.0
+        self._producer: Producer | None = log.producer(transactional_id)
         self._consumer = log.consumer(group, topics, instance=instance, on_revoke=self._revoked)
 
     @property
     def in_hand(self) -> int:
         """Input records polled and not yet committed."""
-        return sum(map(len, self._in_hand.values()))
+        return self._hand.count
 
     def step(self, now: float) -> bool:
-        """Steps 1 to 6 once. Raises Fenced, and Retryable when an outcome is not known."""
+        """Steps 1 to 6 once. Raises Fenced, OffsetOutOfRange, and Retryable after an outage."""
         polled = self._poll(now, draining=False)
-        finished = self._collect(now)
+        finished = self._calls.collect(now)
         return self._commit_when_due(now) or polled or finished
 
     def drain(self, now: float) -> bool:
         """Take nothing new, finish what is in hand; True when it is committed."""
         self._poll(now, draining=True)
-        self._collect(now)
+        self._calls.collect(now)
         self._commit_when_due(now)
-        return self.in_hand == 0
+        return self.in_hand == 0 and self._unsettled is None
 
     def close(self) -> None:
         """Leave at once; what is in hand is the next owner's."""
-        self._worker.close()
+        self._calls.close()
         self._consumer.close()
-        self._producer.close()
+        if self._producer is not None:
+            self._producer.close()
 
     def _poll(self, now: float, *, draining: bool) -> bool:
         """Step 1: fill the hands, each partition up to its share, so that a slow one never takes all the room."""
         polled = False
+        self._now = now
         while True:
             owned = self._consumer.assignment()
             # Before anything is assigned: one record, or one partition could fill the hands for good.
             share = max(1, self._max_in_hand // len(owned)) if owned else 1
-            closed = draining or self.in_hand >= self._max_in_hand
-            self._pause(owned, frozenset(p for p in owned if closed or len(self._in_hand.get(p, ())) >= share))
-            records = self._consumer.poll(share, timeout_s=0.0)
+            size = self._max_in_hand_bytes // max(1, len(owned))
+            hand = self._hand
+            full = hand.count >= self._max_in_hand or hand.bytes >= self._max_in_hand_bytes
+            closed = draining or full or self._unsettled is not None
+            self._pause(owned, owned if closed else frozenset(p for p in owned if hand.holds(p, share, size)))
+            try:
+                records = self._consumer.poll(share, timeout_s=0.0)
+            except OffsetOutOfRange:
+                if self._on_lost_offsets == "stop" or not self._jump(now):
+                    raise
+                return True
             for source in records:
-                self._admit(source, now)
+                entry = Entry(source.source, source.offset + 1, source)
+                self._hand.add(entry)
+                self._calls.begin(entry, now)
             polled = polled or bool(records)
             if not records or closed:
                 return polled
 
     def _pause(self, owned: frozenset[TopicPartition], wanted: frozenset[TopicPartition]) -> None:
         """Pause exactly these of the owned partitions."""
+        if wanted == self._paused:
+            return
         if wanted - self._paused:
             self._consumer.pause(wanted - self._paused)
         if self._paused - wanted:
             self._consumer.resume((self._paused - wanted) & owned)
         self._paused = wanted
 
-    def _admit(self, source: LogRecord, now: float) -> None:
-        entry = _Entry(source)
-        self._in_hand.setdefault(source.source, deque()).append(entry)
-        try:
-            if source.value is None:
-                raise DecodeError(f"{source.where}: no value")
-            entry.record = self._codec.decode(source.value)
-        except DecodeError as error:
-            entry.attempt = 1
-            self._bury(entry, error, now)
-        else:
-            self._submit(entry, entry.record)
-
-    def _submit(self, entry: _Entry, record: Record) -> None:
-        entry.attempt += 1
-        entry.ticket = self._next_ticket
-        self._next_ticket += 1
-        self._tickets[entry.ticket] = entry
-        self._worker.submit(entry.ticket, record)
-
-    def _collect(self, now: float) -> bool:
-        results = self._worker.collect()
-        for result in results:
-            entry = self._tickets.pop(result.ticket, None)
-            if entry is None or entry.record is None:
-                continue
-            entry.ticket = -1
-            error: Exception | None = result.error
-            if error is None:
-                try:
-                    entry.outputs = [outgoing(self._codec, output) for output in result.outputs]
-                    entry.done = True
-                except EncodeError as refused:
-                    error = refused
-            if error is None:
-                continue
-            if entry.attempt < self._max_attempts:
-                logger.warning("%s: attempt %d failed, trying again: %s", entry.source.where, entry.attempt, error)
-                self._submit(entry, entry.record)
-            else:
-                self._bury(entry, error, now)
-        return bool(results)
-
-    def _bury(self, entry: _Entry, error: Exception, now: float, max_value_bytes: int = MAX_VALUE_BYTES) -> None:
-        """The entry's only output is its dead letter."""
-        logger.error("%s: dead letter after attempt %d: %s", entry.source.where, entry.attempt, error)
-        letter = dead_letter(
-            entry.source,
-            error,
-            operator=self._name,
-            attempt=entry.attempt,
-            at_ms=int(now * 1000),
-            record=entry.record,
-            max_value_bytes=max_value_bytes,
-        )
-        entry.outputs = [outgoing(self._codec, letter)]
-        entry.done = entry.dead = True
-
-    def _ready(self) -> dict[TopicPartition, list[_Entry]]:
-        """Step 4, within the bytes of one transaction (but always at least one record)."""
-        ready: dict[TopicPartition, list[_Entry]] = {}
-        size = 0
-        for partition, entries in self._in_hand.items():
-            for entry in entries:
-                size += sum(len(output.value or b"") for output in entry.outputs)
-                if not entry.done or (ready and size > self._max_transaction_bytes):
-                    break
-                ready.setdefault(partition, []).append(entry)
-        return ready
+    def _jump(self, now: float) -> bool:
+        """Go on behind the records that are gone; the jump is committed in its turn."""
+        jumps = skip_lost(self._log, self._consumer, self._codec, operator=self._name, group=self._group, now=now)
+        for entry in jumps:
+            self._hand.add(entry)
+        return bool(jumps)
 
     def _commit_when_due(self, now: float) -> bool:
-        ready = self._ready()
-        if not ready:
+        if self._unsettled is not None:
+            return self._settle(self._unsettled, now)
+        batch = self._hand.ready(self._room)
+        if not batch.entries:
             self._ready_since = None
             return False
         if self._ready_since is None:
             self._ready_since = now
-        count = sum(map(len, ready.values()))
-        if self._tickets and count < self._max_in_hand // 2 and now - self._ready_since < self._linger_s:
+        enough = 2 * len(batch.entries) >= self._max_in_hand or 2 * batch.input_bytes >= self._max_in_hand_bytes
+        if len(self._calls) and not enough and now - self._ready_since < self._linger_s:
             return False
         self._ready_since = None
-        try:
-            self._commit(ready)
-        except _Refused as refused:
-            self._refuse(refused.entry, refused.error, now)
-        except (Aborted, Evicted) as error:
-            self._rewind(error)
+        self._try(batch, now)
         return True
 
-    def _commit(self, ready: dict[TopicPartition, list[_Entry]]) -> None:
-        with self._producer.transaction() as transaction:
-            for entries in ready.values():
-                for entry in entries:
-                    for output in entry.outputs:
-                        try:
-                            transaction.send(output)
-                        except RecordTooLarge as error:
-                            raise _Refused(entry, error) from error
-            offsets = {partition: entries[-1].source.offset + 1 for partition, entries in ready.items()}
-            transaction.commit_offsets(self._consumer.membership(), offsets)
+    def _try(self, batch: Batch, now: float, timeout_s: float | None = None) -> None:
+        start = time.monotonic()
+        try:
+            self._commit(batch, timeout_s)
+        except _Refused as refused:
+            self._calls.refuse(refused.entry, refused.error, now)
+        except Retryable as error:
+            self._failed(batch, error, now, time.monotonic() - start)
+        else:
+            self._failures = 0
+            quick = time.monotonic() - start <= max(_QUICK_S, self._too_long_s / 4)
+            if quick and self._room < self._max_transaction_bytes:
+                self._room = min(self._max_transaction_bytes, 2 * self._room)
+
+    def _commit(self, batch: Batch, timeout_s: float | None) -> None:
+        if self._producer is None:
+            raise AssertionError("unsettled: no transaction may be opened")
+        with self._producer.transaction(timeout_s) as transaction:
+            for entry in batch.entries:
+                for output in entry.outputs:
+                    try:
+                        transaction.send(output)
+                    except RecordTooLarge as error:
+                        raise _Refused(entry, error) from error
+            transaction.commit_offsets(self._consumer.membership(), batch.offsets)
         self.counts.transactions += 1
-        for partition, entries in ready.items():
-            for entry in entries:
-                self._in_hand[partition].popleft()
-                self.counts.records += 1
-                self.counts.dead += entry.dead
-                self.counts.outputs += 0 if entry.dead else len(entry.outputs)
+        self._forget(batch.offsets)
 
-    def _refuse(self, entry: _Entry, error: RecordTooLarge, now: float) -> None:
-        """An output was too large: a dead letter in its place; if the letter is, one without the source's bytes."""
-        if entry.bare:
-            raise error
-        entry.bare = entry.dead
-        self._bury(entry, error, now, max_value_bytes=0 if entry.bare else MAX_VALUE_BYTES)
-
-    def _rewind(self, error: LaminarError) -> None:
-        logger.warning("%s: rewinding %d records: %s", self._name, self.in_hand, error)
+    def _failed(self, batch: Batch, error: Retryable, now: float, took_s: float) -> None:
+        """Step 6. Nothing is forgotten, and no transaction opened, before the group's offsets have been asked."""
+        known = isinstance(error, Aborted | Evicted)
+        logger.warning("%s: transaction of %d records: %s", self._name, len(batch.entries), error)
         self.counts.rewinds += 1
-        owned = self._consumer.assignment()
-        first = {partition: entries[0].source.offset for partition, entries in self._in_hand.items() if entries}
-        self._drop(frozenset(first))  # the consumer still has them paused, as _paused says
-        for partition, offset in first.items():
-            if partition in owned:
-                self._consumer.seek(partition, offset)
+        if not self._failures:
+            self._failing_since = now
+        elif now - self._failing_since >= self._outage_s:
+            raise error
+        wait_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2**self._failures) if self._failures else 0.0
+        self._failures = min(self._failures + 1, 16)
+        if not known:
+            self._room = max(1, batch.output_bytes // 2)
+            self._too_long_s = took_s
+            wait_s = max(wait_s, _UNKNOWN_S)
+        self._unsettled = _Unsettled(again=now + wait_s, known=known)
+
+    def _settle(self, unsettled: _Unsettled, now: float) -> bool:
+        """Whether it is settled now."""
+        if now < unsettled.again:
+            return False
+        try:
+            if not unsettled.known:
+                if self._producer is not None:
+                    self._producer.close()
+                    self._producer = None
+                self._producer = self._log.producer(self._transactional_id)
+                unsettled.known = True
+            committed = self._consumer.committed()
+        except Retryable as error:
+            if now - self._failing_since >= self._outage_s:
+                raise
+            logger.warning("%s: not settled yet: %s", self._name, error)
+            unsettled.again = now + _BACKOFF_MAX_S
+            return False
+        self._unsettled = None
+        self._forget(committed)
+        return True
+
+    def _forget(self, committed: dict[TopicPartition, int]) -> None:
+        for entry in self._hand.forget(committed):
+            self.counts.records += entry.source is not None
+            self.counts.dead += entry.dead
+            self.counts.skipped += entry.skipped
+            self.counts.outputs += 0 if entry.dead or entry.source is None else len(entry.outputs)
 
     def _revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._drop(partitions)
+        """Step 7, inside a poll. What this raises, the poll raises."""
+        deadline = Deadline.after(self._revoke_s, f"{self._name}: work on revoked partitions ends")
+        ours = partitions & self._consumer.assignment()
+        while ours and self._unsettled is None:
+            unfinished = any(not entry.done for entry in self._hand.of(ours))
+            if unfinished and not deadline.passed:
+                if not self._calls.collect(self._now):
+                    time.sleep(min(0.005, deadline.remaining()))
+                continue
+            batch = self._hand.ready(self._room, ours)
+            if not batch.entries:
+                break
+            self._try(batch, self._now, deadline.remaining() + _COMMIT_S)
+        self._calls.cancel(self._hand.drop(partitions))
         self._paused -= partitions
-
-    def _drop(self, partitions: frozenset[TopicPartition]) -> None:
-        for partition in partitions:
-            for entry in self._in_hand.pop(partition, ()):
-                if self._tickets.pop(entry.ticket, None) is not None:
-                    self._worker.cancel(entry.ticket)

@@ -10,8 +10,11 @@ How a transaction ends, in numbered steps:
    id anew: the coordinator then either completes the commit that it had accepted, or aborts. Until then the group's
    committed offsets do not answer, so nobody can rewind to the wrong place.
 
-Fenced stays Fenced. A transaction that outlives the transaction timeout is fenced by the broker in the same way, and a
-client cannot tell the two apart: the process has to start again.
+A broker fences the owner of a transaction that outlives the transaction timeout with the same answer as one that was
+replaced. What tells them apart is the age of the transaction: fenced in a younger one, or outside of any, means
+replaced, and Fenced stays Fenced. In an older one it is a DeadlineExceeded, with the outcome settled as in step 4; a
+process that stalled for so long takes its id back, and the one that had replaced it, if any, is fenced in its turn, in
+a young transaction: one of the two goes on.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class KafkaProducer:
         self._fenced: str | None = None
         self._closed = False
         self._open = False
+        self._began = 0.0
         self._groups: dict[str, object] = {}
         self._turn: Counter[str] = Counter()
         self._connect(connection.request_timeout_s)
@@ -86,10 +90,12 @@ class KafkaProducer:
             client.begin_transaction()
         except KafkaException as e:
             raise self._ended(client, e, "begin") from e
-        self._open = True
+        self._open, self._began = True, time.monotonic()
         transaction = KafkaTransaction(self._admin, client, self._id, timeout_s, self._turn)
         try:
             yield transaction
+        except Fenced as e:
+            raise self._given_up(e) from e
         except BaseException:
             self._abort(client, timeout_s)
             raise
@@ -110,9 +116,10 @@ class KafkaProducer:
             for membership, offsets in transaction.offsets:
                 self._send_offsets(client, membership, offsets, deadline)
             self._retried(client, lambda left: client.commit_transaction(left), deadline, transaction)
-        except Fenced:
-            self._open = False
-            raise
+        except Fenced as e:
+            if self._fenced is not None:
+                raise
+            raise self._given_up(e) from e
         except (DeadlineExceeded, Unavailable):
             self._open, self._client = False, None  # unknown: step 4
             raise
@@ -165,18 +172,26 @@ class KafkaProducer:
         error = error_of(e)
         found = self._connection.failed(e, what if self._id in what else f"producer {self._id}: {what}", client=client)
         if isinstance(found, Fenced):
-            self._fenced = (
-                f"producer {self._id}: fenced: a newer owner of this transactional id exists, or its transaction "
-                f"outlived the transaction timeout ({error.name()})"
-            )
-            return Fenced(self._fenced)
+            return self._given_up(found)
         if error.txn_requires_abort() and not isinstance(found, (Evicted, Fatal)):
             return Aborted(str(found))
         return found
 
+    def _given_up(self, found: Fenced) -> LaminarError:
+        """Replaced, or too slow: see the module's docstring."""
+        limit_s = self._connection.settings.transaction_timeout_s
+        age_s = time.monotonic() - self._began if self._open else 0.0
+        self._open, self._client = False, None
+        if age_s > limit_s:
+            return DeadlineExceeded(
+                f"transaction of {self._id} ends: not within {limit_s:g} s, the transaction timeout "
+                f"(after {age_s:.1f} s the broker has given it up): {found}"
+            )
+        self._fenced = f"producer {self._id}: fenced: a newer owner of this transactional id exists ({found})"
+        return Fenced(self._fenced)
+
     def _abort(self, client: Client, timeout_s: float) -> None:
         """Never raises: what cannot be aborted now is aborted before the next transaction begins."""
-        self._open = False
         if self._fenced is not None or (self._closed and self._client is None):
             return
         try:
@@ -185,6 +200,8 @@ class KafkaProducer:
         except LaminarError as e:
             self._client = None
             _log.warning("%s", e)
+        finally:
+            self._open = False
 
     def _wait_until_visible(self, last: Mapping[TopicPartition, int]) -> None:
         deadline = Deadline.after(_VISIBLE_S, f"transaction of {self._id} is visible")

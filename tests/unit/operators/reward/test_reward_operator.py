@@ -226,7 +226,7 @@ def test_f6_latency_is_a_histogram_and_a_stuck_sample_is_named_while_it_is_stuck
     bench.step_until(loop, lambda: len(bench.scored()) == 1)
     assert context.measures.histogram("reward_latency_seconds").cumulative()[-1] == (math.inf, 1)
     bench.world.write(said("sleep 100"))
-    loop._worker._pool._timeout_s = 0.4  # type: ignore[attr-defined]
+    loop._calls._worker._pool._timeout_s = 0.4  # type: ignore[attr-defined]
     with caplog.at_level(logging.WARNING):
         bench.step_until(loop, lambda: "has been at it" in caplog.text)
     assert "data/0/0/0: the reward function has been at it for" in caplog.text
@@ -249,7 +249,7 @@ def test_a9_while_a_function_blocks_the_operator_stays_in_its_group_and_scores_t
 
 def test_close_leaves_no_process_behind(bench: Bench) -> None:
     loop = bench.start(function=OBEY, concurrency=2)
-    pids = [process.popen.pid for process in loop._worker._pool._processes]  # type: ignore[attr-defined]
+    pids = [process.popen.pid for process in loop._calls._worker._pool._processes]  # type: ignore[attr-defined]
     bench.world.write(said("regex"))
     bench.step_until(loop, lambda: loop.in_hand == 1)
     loop.close()
