@@ -1,57 +1,80 @@
-"""Settings of a client that may be secrets: given as they are, or by where they stand.
+"""Secrets by reference: where a process finds one, never what it is.
 
->>> given = {"ssl.ca.location": "/etc/ca.pem", "ssl.key.password": FromEnvironment(env="KEY_PASSWORD")}
->>> revealed(given, "log.registry.client", environ={"KEY_PASSWORD": "hush"})
-{'ssl.ca.location': '/etc/ca.pem', 'ssl.key.password': 'hush'}
+A setting that is a secret is written as ``{env: NAME}`` or ``{file: PATH}``; each process reads it itself when it
+connects, so that no run file, command line, log or resolved configuration ever holds the value.
+
+>>> FromEnvironment(env="KAFKA_PASSWORD").read("log.client.sasl.password")               # doctest: +SKIP
+'...'
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["ClientValue", "FromEnvironment", "FromFile", "revealed"]
+__all__ = ["FromEnvironment", "FromFile", "is_secret_name"]
+
+_ENDINGS = (
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "token",
+    "credential",
+    "credentials",
+    "api_key",
+    "key.pem",
+    "user.info",
+)
+_NAMES = frozenset({"sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.pem"})
+_MAX_BYTES = 1024 * 1024
 
 
-class FromEnvironment(BaseModel):
-    """``{env: NAME}``: the value of an environment variable."""
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a setting that is called so must never be printed."""
+    last = name.lower()
+    return last in _NAMES or any(last == end or last.endswith((f"_{end}", f".{end}")) for end in _ENDINGS)
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class _Reference(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class FromEnvironment(_Reference):
+    """The value of an environment variable."""
+
     env: str = Field(min_length=1)
+    """Its name."""
+
+    def read(self, at: str) -> str:
+        """The value. Raises ConfigError, which names the setting (``at``) and the variable."""
+        value = os.environ.get(self.env)
+        if value is None:
+            raise ConfigError(f"{at}: the environment variable {self.env} is not set")
+        if not value:
+            raise ConfigError(f"{at}: the environment variable {self.env} is empty")
+        return value
 
 
-class FromFile(BaseModel):
-    """``{file: PATH}``: what stands in a file, without the newline at its end."""
+class FromFile(_Reference):
+    """What stands in a file, without the line ends after it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     file: Path
+    """Its path."""
 
-
-ClientValue = bool | int | float | str | FromEnvironment | FromFile
-
-
-def revealed(
-    settings: Mapping[str, ClientValue], path: str, environ: Mapping[str, str] | None = None
-) -> dict[str, bool | int | float | str]:
-    """The settings with every value in its place. Raises ConfigError, naming ``path`` and the key, never a value."""
-    values = os.environ if environ is None else environ
-    return {key: _value(value, f"{path}.{key}", values) for key, value in settings.items()}
-
-
-def _value(value: ClientValue, where: str, environ: Mapping[str, str]) -> bool | int | float | str:
-    if isinstance(value, FromEnvironment):
-        if value.env not in environ:
-            raise ConfigError(f"{where}: the environment variable {value.env} is not set")
-        return environ[value.env]
-    if isinstance(value, FromFile):
+    def read(self, at: str) -> str:
+        """The value. Raises ConfigError, which names the setting (``at``) and the file."""
         try:
-            return value.file.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{where}: cannot read {value.file}: {reason}") from None
-    return value
+            with self.file.open("rb") as opened:
+                value = opened.read(_MAX_BYTES).decode("utf-8").rstrip("\r\n")
+        except OSError as e:
+            raise ConfigError(f"{at}: cannot read {self.file}: {e.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{at}: {self.file} is not UTF-8 text") from None
+        if not value:
+            raise ConfigError(f"{at}: {self.file} is empty")
+        return value

@@ -28,7 +28,7 @@ from typing import Any
 from laminar.schemas.errors import ConfigError, DecodeError, Unavailable
 from laminar.streams.deadline import Deadline
 from laminar.streams.registry.settings import RegistryConfig
-from laminar.streams.secret import revealed
+from laminar.streams.secret import FromEnvironment, FromFile
 
 __all__ = ["SchemaRegistry"]
 
@@ -59,15 +59,23 @@ class SchemaRegistry:
         self._schemas: dict[int, Any] = {}
         self._unknown: dict[int, float] = {}
         """Id -> when it may be asked for again."""
-        self._client, self._errors, self._make = _open(config)
+        self._module, self._errors = _imported()
+        self._given = {
+            key: value.read(f"log.registry.client.{key}") if isinstance(value, FromEnvironment | FromFile) else value
+            for key, value in config.client.items()
+        }
+        self._open().close()
 
     def ids_of(self, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
         """See laminar.schemas.framing.Registry."""
         with self._lock:
-            deadline = self._deadline("has our schemas")
-            for name, schema in schemas.items():
-                if name not in self._ids:
-                    self._ids[name] = self._id_of(name, self._make(json.dumps(schema), "AVRO"), deadline)
+            missing = {name: schema for name, schema in schemas.items() if name not in self._ids}
+            if missing:
+                deadline = self._deadline("has our schemas")
+                with self._open() as client:
+                    for name, schema in missing.items():
+                        text = self._module.Schema(json.dumps(schema), "AVRO")
+                        self._ids[name] = self._id_of(client, name, text, deadline)
             return {name: self._ids[name] for name in schemas}
 
     def schema_of(self, schema_id: int) -> Any:
@@ -77,34 +85,34 @@ class SchemaRegistry:
                 self._schemas[schema_id] = self._fetched(schema_id)
             return self._schemas[schema_id]
 
-    def _id_of(self, subject: str, schema: Any, deadline: Deadline) -> int:
+    def _id_of(self, client: Any, subject: str, schema: Any, deadline: Deadline) -> int:
         if self._config.register_schemas:
-            self._set_compatibility(subject, deadline)
+            self._set_compatibility(client, subject, deadline)
         try:
-            found = self._ask(lambda: self._client.lookup_schema(subject, schema).schema_id, deadline)
+            found = self._ask(lambda: client.lookup_schema(subject, schema).schema_id, deadline)
         except _NotFound:
             if not self._config.register_schemas:
                 raise ConfigError(
                     f"log.registry: {self._config.url} does not have this release's schema under subject {subject}, and"
                     f" log.registry.register_schemas is false (start once with true and a login that may write)"
                 ) from None
-            found = self._ask(lambda: self._client.register_schema(subject, schema), deadline, subject)
+            found = self._ask(lambda: client.register_schema(subject, schema), deadline, subject)
             logger.info("registered the schema of %s with %s, id %s", subject, self._config.url, found)
         if not isinstance(found, int):
             raise self._no_registry(f"it gave no id for subject {subject}")
         return found
 
-    def _set_compatibility(self, subject: str, deadline: Deadline) -> None:
+    def _set_compatibility(self, client: Any, subject: str, deadline: Deadline) -> None:
         """Only where the subject has none; Apicurio says NONE for that. One that an administrator chose stays."""
         wanted = self._config.compatibility
         if wanted is None:
             return
         try:
-            level = self._ask(lambda: self._client.get_compatibility(subject), deadline)
+            level = self._ask(lambda: client.get_compatibility(subject), deadline)
         except _NotFound:
             level = "NONE"
         if level == "NONE" != wanted:
-            self._ask(lambda: self._client.set_compatibility(subject, wanted), deadline)
+            self._ask(lambda: client.set_compatibility(subject, wanted), deadline)
         elif level != wanted:
             logger.info("subject %s keeps its own compatibility %s (log.registry: %s)", subject, level, wanted)
 
@@ -115,7 +123,8 @@ class SchemaRegistry:
         if self._unknown.get(schema_id, 0.0) > self._clock():
             raise refused
         try:
-            found = self._ask(lambda: self._client.get_schema(schema_id), self._deadline(f"has schema id {schema_id}"))
+            with self._open() as client:
+                found = self._ask(lambda: client.get_schema(schema_id), self._deadline(f"has schema id {schema_id}"))
         except _NotFound:
             if len(self._unknown) >= _MOST_UNKNOWN:
                 self._unknown.clear()
@@ -127,6 +136,19 @@ class SchemaRegistry:
             return json.loads(found.schema_str)
         except ValueError:
             raise self._no_registry(f"schema id {schema_id} is not JSON") from None
+
+    def _open(self) -> Any:
+        """A client. It is closed again after each use: uses are rare, and connections do not keep."""
+        given = {"timeout": self._config.timeout_s / 2, "max.retries": 0, **self._given, "url": self._config.url}
+        try:
+            return self._module.SchemaRegistryClient(given)
+        except OSError as error:
+            files = ", ".join(str(value) for key, value in given.items() if key.endswith(".location"))
+            raise ConfigError(
+                f"log.registry.client: ssl.*.location: {error.strerror or _one_line(error)} (given: {files})"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"log.registry.client: {_one_line(error)}") from None
 
     def _deadline(self, what: str) -> Deadline:
         return Deadline.after(self._config.timeout_s, f"schema registry {self._config.url} {what}", self._clock)
@@ -197,29 +219,18 @@ class _Errors:
         self.login = login
 
 
-def _open(config: RegistryConfig) -> tuple[Any, _Errors, Any]:
-    """confluent-kafka's client, what it raises, and its class of schemas."""
+def _imported() -> tuple[Any, _Errors]:
+    """confluent-kafka's module, and what its client raises. Raises ConfigError without the packages that it needs."""
     try:
-        from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
-
+        module = import_module("confluent_kafka.schema_registry")
+        error = import_module("confluent_kafka.schema_registry.error")
         # the client prefers httpx2 too, and only lets its exceptions through
         transport = import_module("httpx2" if find_spec("httpx2") else "httpx").TransportError
-    except ImportError as error:
+    except ImportError as missing:
         raise ConfigError(
-            f"log.registry: needs a package that is not installed ({error.name}): pip install 'laminar-rl[registry]'"
+            f"log.registry: needs a package that is not installed ({missing.name}): pip install 'laminar-rl[registry]'"
         ) from None
-    given = {"timeout": config.timeout_s / 2, "max.retries": 0, **revealed(config.client, "log.registry.client")}
-    try:
-        client = SchemaRegistryClient({**given, "url": config.url})
-    except OSError as error:
-        files = ", ".join(str(value) for key, value in given.items() if key.endswith(".location"))
-        raise ConfigError(
-            f"log.registry.client: ssl.*.location: {error.strerror or _one_line(error)} (given: {files})"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"log.registry.client: {_one_line(error)}") from None
-    return client, _Errors(SchemaRegistryError, transport, OAuthTokenError), Schema
+    return module, _Errors(error.SchemaRegistryError, transport, error.OAuthTokenError)
 
 
 def _one_line(error: object) -> str:

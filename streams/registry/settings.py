@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from laminar.streams.secret import ClientValue
+from laminar.streams.secret import FromEnvironment, FromFile
 
 __all__ = ["Compatibility", "RegistryConfig"]
 
@@ -30,7 +30,7 @@ class RegistryConfig(BaseModel):
     """Register what is missing. False: what is missing is an error, and nothing is written to the registry."""
     compatibility: Compatibility | None = "FULL_TRANSITIVE"
     """Set on our subjects that have none of their own, when they are registered; null: leave it to the registry."""
-    client: dict[str, ClientValue] = {}
+    client: dict[str, bool | int | float | str | FromEnvironment | FromFile] = {}
     """Settings of confluent-kafka's SchemaRegistryClient as they are, such as ``ssl.ca.location``; secrets by where
     they stand: ``basic.auth.user.info: {env: REGISTRY_LOGIN}`` or ``{file: PATH}``."""
 

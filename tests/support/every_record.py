@@ -75,8 +75,8 @@ def every_record() -> list[r.Record]:
             trajectory_ids=(member,), at_ms=9,
         ),
         r.DeadLetterSettled(
-            letter_partition=0, letter_offset=4, action="retry", key=None, group_id="data/0/0", trajectory_ids=(member,),
-            by="someone@host", at_ms=9,
+            letter_partition=0, letter_offset=4, action="retry", key=None, group_id="data/0/0",
+            trajectory_ids=(member,), by="someone@host", at_ms=9,
         ),
         r.OffsetsSkipped(
             operator="reward", group="run.reward", topic="trajectories.completed", partition=1, from_offset=3,
