@@ -9,7 +9,19 @@ The jars come from Maven once and then from a per-user cache; Java is the system
 """
 
 from laminar.streams.broker.artifact import KAFKA_VERSION, cache_dir, ensure_jars
+from laminar.streams.broker.certificate import Authority, Certificate
 from laminar.streams.broker.java import find_java
 from laminar.streams.broker.node import Broker, start
+from laminar.streams.broker.security import Security
 
-__all__ = ["KAFKA_VERSION", "Broker", "cache_dir", "ensure_jars", "find_java", "start"]
+__all__ = [
+    "KAFKA_VERSION",
+    "Authority",
+    "Broker",
+    "Certificate",
+    "Security",
+    "cache_dir",
+    "ensure_jars",
+    "find_java",
+    "start",
+]

@@ -15,13 +15,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from laminar.schemas.errors import ConfigError, Unavailable
 from laminar.streams.broker.artifact import ensure_jars
 from laminar.streams.broker.java import find_java
+from laminar.streams.broker.permission import Operation, Resource, allow, set_passwords
+from laminar.streams.broker.properties import escaped, one_node
+from laminar.streams.broker.security import Security
 from laminar.streams.deadline import Deadline
 
 __all__ = ["Broker", "start"]
@@ -52,12 +55,14 @@ class Broker:
         session_timeout_s: float = 6.0,
         heap_mb: int = 512,
         settings: Mapping[str, str] | None = None,
+        security: Security | None = None,
     ) -> None:
         """
         :param directory: holds ``data/``, ``server.properties`` and ``broker.log``; made if missing
         :param port: 0 = a free one, chosen once
         :param session_timeout_s: silence after which a group member counts as dead (both group protocols)
         :param settings: further broker properties; they win over ours
+        :param security: what it demands of its clients; nothing by default
         """
         self.directory = directory.absolute()
         self.host = host
@@ -65,6 +70,8 @@ class Broker:
         self._session_timeout_ms = int(session_timeout_s * 1000)
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
+        self.security = security or Security()
+        self._inside = self.bootstrap
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -116,11 +123,24 @@ class Broker:
             )
         try:
             self._wait_until_it_answers(deadline)
+            if self.security.users and self.security.mechanism != "PLAIN":
+                set_passwords(self._inside, self.security.users, self.security.mechanism)
         except BaseException:
             self.kill()
             raise
         _log.info("Kafka broker answers on %s (data in %s)", self.bootstrap, self.directory)
         return self
+
+    def allow(
+        self, user: str, resource: Resource, name: str, operations: Sequence[Operation], *, prefixed: bool = False
+    ) -> None:
+        """Let a user do this with a resource (with ``permissions``); see laminar.streams.broker.permission."""
+        allow(self._inside, user, resource, name, operations, prefixed=prefixed)
+
+    @property
+    def inside(self) -> str:
+        """Address without any protection, for tools on this machine; the same as ``bootstrap`` by default."""
+        return self._inside
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the process ended within ``timeout_s``."""
@@ -164,25 +184,23 @@ class Broker:
                 ) from e
 
     def _write_properties(self) -> Path:
-        controller = f"{self.host}:{_free_port(self.host)}"
-        ours = {
-            "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@{controller}",
-            "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "log.dirs": str(self.directory / "data"),
-            **_ONE_NODE,
-            "group.consumer.session.timeout.ms": str(self._session_timeout_ms),
-            "group.consumer.heartbeat.interval.ms": str(max(200, self._session_timeout_ms // 6)),
-            **self._settings,
-        }
+        secured = self.security != Security()
+        self._inside = f"{self.host}:{_free_port(self.host)}" if secured else self.bootstrap
+        ours = one_node(
+            client=self.bootstrap,
+            inside=self._inside,
+            controller=f"{self.host}:{_free_port(self.host)}",
+            data=self.directory / "data",
+            session_timeout_ms=self._session_timeout_ms,
+            protocol=self.security.protocol,
+        )
+        ours |= {**self.security.properties(self.host), **self._settings}
         path = self.directory / "server.properties"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in ours.items()), encoding="utf-8")
+            path.touch(mode=0o600)
+            path.chmod(0o600)  # it may hold passwords
+            path.write_text("".join(f"{key}={escaped(value)}\n" for key, value in ours.items()), encoding="utf-8")
         except OSError as e:
             raise ConfigError(f"broker: cannot write to {self.directory}: {e.strerror}") from e
         return path
@@ -215,7 +233,7 @@ class Broker:
                     break
             deadline.check(f"log: {self.log_file}")
             time.sleep(0.05)
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
+        admin = AdminClient({"bootstrap.servers": self._inside, "log_level": 0, "reconnect.backoff.max.ms": 200})
         while True:
             try:
                 if admin.list_topics(timeout=1.0).brokers:
@@ -236,34 +254,6 @@ def start(directory: Path, port: int = 9092, *, timeout_s: float = 120.0, sessio
     return Broker(directory, port=port, session_timeout_s=session_timeout_s).start(timeout_s)
 
 
-_ONE_NODE: Mapping[str, str] = {
-    # one node, so one replica of everything; few partitions of the internal topics, so that it starts quickly
-    "offsets.topic.replication.factor": "1",
-    "offsets.topic.num.partitions": "4",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "transaction.state.log.num.partitions": "4",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-    "num.network.threads": "2",
-    "num.io.threads": "4",
-    # a run that stood still for longer than the default of 7 days still knows what it has consumed
-    "offsets.retention.minutes": "5256000",
-    # topics are never created by writing to them; records may be large
-    "auto.create.topics.enable": "false",
-    "message.max.bytes": "134217728",
-    "replica.fetch.max.bytes": "134217728",
-    "socket.request.max.bytes": "209715200",
-    # groups settle at once; dead members, and owners of open transactions, are noticed within seconds
-    "group.initial.rebalance.delay.ms": "0",
-    "group.min.session.timeout.ms": "1000",
-    "group.consumer.min.session.timeout.ms": "1000",
-    "group.consumer.min.heartbeat.interval.ms": "200",
-    "group.consumer.assignment.interval.ms": "0",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-}
-
-
 def _reason(lines: list[str]) -> str:
     """The line of Java's last words that says what is wrong."""
     said = [line.strip() for line in lines if line.strip() and not line.strip().startswith("at ")]
@@ -274,10 +264,6 @@ def _reason(lines: list[str]) -> str:
 def _logging() -> tuple[str, ...]:
     prefix = "-Dorg.slf4j.simpleLogger"
     return (f"{prefix}.defaultLogLevel=warn", f"{prefix}.showDateTime=true", f"{prefix}.dateTimeFormat=HH:mm:ss.SSS")
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\")
 
 
 def _free_port(host: str) -> int:

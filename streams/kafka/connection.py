@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from laminar.schemas.errors import ConfigError, DeadlineExceeded, LaminarError, Unavailable
+from laminar.schemas.errors import DeadlineExceeded, LaminarError, Unavailable
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.errors import error_of, translate
+from laminar.streams.kafka.refusal import REJECTED, cannot_connect, rejected, wrong_setting
 from laminar.streams.kafka.settings import KafkaSettings
+from laminar.streams.secret import is_secret_name
 
 __all__ = ["Connection"]
 
@@ -41,18 +43,18 @@ _MOVING = frozenset(
     }
 )
 """Something is being elected, loaded or created: true for a moment."""
-_REJECTED = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 _CONNECT: dict[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
     "allow.auto.create.topics": False,
 }
-# a consumer holds at most about 16 MiB ahead of poll, or one record where that is larger
+# A consumer holds about 16 MiB ahead of poll, and what one more answer of a broker, of 2 MiB, decompresses to; or one
+# record where that is larger. (What a broker sends is counted as compressed, what is held as decompressed.)
 _BOUNDED: dict[str, Any] = {
     "queued.min.messages": 1000,
     "queued.max.messages.kbytes": 16 * 1024,
-    "fetch.max.bytes": 8 * 1024 * 1024,
-    "message.max.bytes": 4 * 1024 * 1024,
+    "fetch.max.bytes": 2 * 1024 * 1024,
+    "message.max.bytes": 2 * 1024 * 1024,
     "max.partition.fetch.bytes": 1024 * 1024,
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 20,
@@ -60,11 +62,22 @@ _BOUNDED: dict[str, Any] = {
 }
 
 
+_PUBLIC = frozenset(
+    {"plaintext", "ssl", "sasl_plaintext", "sasl_ssl", "plain", "scram-sha-256", "scram-sha-512", "https", "none"}
+)
+"""Values that may be shown."""
+
+
 class _Quiet(logging.Logger):
     """What librdkafka logs to: DEBUG whatever it says, as it repeats a refused connection many times a second."""
 
+    def __init__(self, redacted: Callable[[str], str]) -> None:
+        super().__init__(__name__)
+        self._redacted = redacted
+
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:  # noqa: ARG002
-        _log.debug(msg, *args)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", self._redacted(str(msg) % args if args else str(msg)))
 
 
 class Connection:
@@ -76,26 +89,28 @@ class Connection:
         self.request_timeout_s = settings.request_timeout_s
         self.max_record_bytes = settings.max_record_bytes
         self._user = dict(settings.client)
+        self._logger = _Quiet(self._redacted)
         self._down_since: float | None = None
+        self._ever_answered = False
         self._reason = ""
         self._rejected = False
 
     def admin(self) -> AdminClient:
         """A client for topics and offsets."""
-        return self._made(lambda config: AdminClient(config, logger=_Quiet(__name__)), {})
+        return self._made(lambda config: AdminClient(config, logger=self._logger), {})
 
     def reader(self, *, fetch_wait_ms: int = 100) -> Consumer:
         """A consumer for self-assigned partitions; it never joins a group. ``fetch_wait_ms``: patience at the end."""
         config = self._reading("laminar-reader", None) | {"fetch.wait.max.ms": fetch_wait_ms}
-        return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
+        return self._made(lambda made: Consumer(made, logger=self._logger), config)
 
     def onlooker(self, group: str, isolation: str) -> Consumer:
         """A consumer that never subscribes: it sees a group's offsets. ``read_committed`` waits for open ones."""
         config = self._reading(group, None) | {"client.id": "laminar", "isolation.level": isolation}
-        return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
+        return self._made(lambda made: Consumer(made, logger=self._logger), config)
 
     def member(self, group: str, instance: str | None) -> Consumer:
-        """A consumer for a group. In the classic protocol ``instance`` makes it a static member: see KafkaConsumer."""
+        """A consumer for a group; ``instance`` makes it a static member: see KafkaConsumer."""
         config = self._reading(group, instance) | {"max.poll.interval.ms": int(self.settings.poll_interval_s * 1000)}
         if self.settings.group_protocol == "consumer":
             config["group.protocol"] = "consumer"
@@ -106,9 +121,9 @@ class Connection:
                 "session.timeout.ms": session_ms,
                 "heartbeat.interval.ms": max(200, session_ms // 6),
             }
-            if instance is not None:
-                config["group.instance.id"] = instance
-        return self._made(lambda made: Consumer(made, logger=_Quiet(__name__)), config)
+        if instance is not None:
+            config["group.instance.id"] = instance
+        return self._made(lambda made: Consumer(made, logger=self._logger), config)
 
     def producer(self, transactional_id: str) -> Producer:
         """An idempotent, transactional producer; not yet initialised."""
@@ -127,25 +142,35 @@ class Connection:
         }
         if self.settings.compression == "zstd":
             config["compression.level"] = 1
-        return self._made(lambda made: Producer(made, logger=_Quiet(__name__)), config)
+        return self._made(lambda made: Producer(made, logger=self._logger), config)
 
     def failed(
-        self, exception: KafkaException, what: str, *, client: AdminClient | Producer | None = None
+        self, exception: KafkaException, what: str, *, client: AdminClient | Producer | None = None, needs: str = ""
     ) -> LaminarError:
-        """Our error for a failed call; one that got no answer from any broker says for how long, and why."""
+        """Our error for a failed call; one that got no answer from any broker says for how long, and why.
+
+        ``needs``: the permission that the call takes, such as ``WRITE on topic t``.
+        """
         if client is not None:
             with suppress(KafkaException):  # raised again for a fatal error, which we have in hand
                 client.poll(0)  # deliver the error events that explain it
         error = error_of(exception)
-        found = translate(error, f"{what} on {self.bootstrap}")
-        if self._down_since is None or not isinstance(found, (DeadlineExceeded, Unavailable)):
+        found = translate(error, f"{what} on {self.bootstrap}", needs=needs)
+        if not isinstance(found, (DeadlineExceeded, Unavailable)):
             return found
         if self._rejected:
-            return ConfigError(f"log.client: {self.bootstrap} refuses the connection: {self._reason}")
+            return rejected(self.bootstrap, self._user, self._reason)
+        if not self._ever_answered:
+            return self._cannot_connect(what) or found
+        if self._down_since is None:
+            return found
         return Unavailable(
             f"Kafka broker {self.bootstrap}: {what}: no answer within {self.request_timeout_s:g} s "
             f"({self._reason or error.str()})"
         )
+
+    def _cannot_connect(self, what: str) -> LaminarError | None:
+        return cannot_connect(self.bootstrap, self._user, what, self.request_timeout_s)
 
     def ask(self, call: Callable[[float], T], what: str, client: Consumer, *, timeout_s: float | None = None) -> T:
         """What ``call(seconds left)`` returns; asked again while leaders and coordinators move."""
@@ -165,17 +190,24 @@ class Connection:
 
     def answered(self) -> None:
         """A broker answered: whatever outage there was is over."""
-        self._down_since = None
+        self._down_since, self._rejected, self._reason, self._ever_answered = None, False, "", True
 
     def check_outage(self, client: Consumer) -> None:
-        """Raise Unavailable once no broker has answered for the configured time. Cheap while all is well."""
-        if self._down_since is None or time.monotonic() - self._down_since < self.settings.outage_s:
+        """Raise Unavailable once no broker has answered for the configured time. Cheap while all is well.
+
+        Raises ConfigError, and sooner, where brokers answer but refuse us.
+        """
+        limit_s = self.request_timeout_s if self._rejected else self.settings.outage_s
+        if self._down_since is None or time.monotonic() - self._down_since < limit_s:
             return
         try:
             client.list_topics(timeout=1.0)
         except KafkaException as e:
+            if self._rejected:
+                raise rejected(self.bootstrap, self._user, self._reason) from e
             raise Unavailable(
-                f"Kafka broker {self.bootstrap}: no answer for {self.settings.outage_s:g} s ({self._reason or e})"
+                f"Kafka broker {self.bootstrap}: no answer for {self.settings.outage_s:g} s "
+                f"({self._reason or error_of(e).str()})"
             ) from e
         self.answered()
 
@@ -199,19 +231,20 @@ class Connection:
                 | {"bootstrap.servers": self.bootstrap, "error_cb": self._on_error}
             )
         except KafkaException as e:
-            raise ConfigError(f"log.client: {self._redacted(error_of(e).str())}") from e
+            raise wrong_setting(self._redacted(error_of(e).str()), self._user) from e
 
     def _redacted(self, text: str) -> str:
-        for value in self._user.values():
-            if isinstance(value, str) and len(value) > 3:
-                text = text.replace(value, "...")
+        for name, value in self._user.items():
+            shown = str(value)
+            if is_secret_name(name) or (isinstance(value, str) and len(value) > 3 and shown.lower() not in _PUBLIC):
+                text = text.replace(shown, "...") if shown else text
         return text
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             if self._down_since is None:
                 self._down_since = time.monotonic()
-        elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE, *_REJECTED):
+        elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE, *REJECTED):
             self._reason = self._redacted(error.str().split("/bootstrap: ")[-1])
-            self._rejected = error.code() in _REJECTED
-        _log.debug("%s: %s", self.bootstrap, error.str())
+            self._rejected = error.code() in REJECTED
+        _log.debug("%s: %s", self.bootstrap, self._redacted(error.str()))

@@ -82,8 +82,24 @@ _KINDS: tuple[tuple[type[LaminarError], tuple[int, ...]], ...] = (
 _BY_CODE = {code: kind for kind, codes in _KINDS for code in codes}
 
 
-def translate(error: KafkaError, where: str) -> LaminarError:
-    """Our error for librdkafka's; ``where`` says what was tried and on which broker."""
+_NEEDS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "permissions on the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "READ on the group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "WRITE and DESCRIBE on the transactional id",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster",
+}
+"""What an access control list must grant."""
+
+
+def translate(error: KafkaError, where: str, *, needs: str = "") -> LaminarError:
+    """Our error for librdkafka's; ``where`` says what was tried and on which broker.
+
+    ``needs``: the permission for it, where more is known than the error's code says.
+    """
+    if error.code() in _NEEDS:
+        return ConfigError(
+            f"{where}: not permitted: the user of log.client needs {needs or _NEEDS[error.code()]} ({error.name()})"
+        )
     kind = _BY_CODE.get(error.code())
     if error.code() == KafkaError._FATAL:  # the cause stands in the text only
         kind = Fenced if KafkaError(KafkaError.FENCED_INSTANCE_ID).str() in error.str() else Fatal

@@ -42,7 +42,13 @@ def test_nothing_is_asked_of_a_broker_before_the_first_call() -> None:
 @pytest.mark.parametrize(
     ("client", "message"),
     [
-        ({"no.such.setting": 1}, r'log\.client: No such configuration property: "no\.such\.setting"'),
+        ({"no.such.setting": 1}, r"log\.client\.no\.such\.setting: librdkafka has no such setting$"),
+        ({"sasl.pasword": "x"}, r"log\.client\.sasl\.pasword: .*\(did you mean 'sasl\.password'\?\)"),
+        ({"security.protocol": "TLS"}, r"log\.client\.security\.protocol: not a valid value \(valid: PLAINTEXT, SSL, "),
+        (
+            {"security.protocol": "SSL", "ssl.ca.location": "/no/ca"},
+            r"log\.client\.ssl\.ca\.location: cannot read /no/ca: ",
+        ),
         ({"isolation.level": "read_uncommitted"}, r"log\.client\.isolation\.level: is set by laminar itself"),
     ],
 )
