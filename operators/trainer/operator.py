@@ -91,7 +91,7 @@ class Trainer:
         self._idle_since = self._context.stopwatch()
         self._final: Deadline | None = None
         self._final_settled = 0
-        """Members of the last evaluation round that were settled when ``_final`` began."""
+        """Members of the awaited evaluation rounds that were settled when ``_final`` began."""
         self._ended = False
 
     # -- Operator
@@ -301,21 +301,15 @@ class Trainer:
         reason = f"all {run.steps} steps are done"
         if self._exhausted and step < run.steps:
             reason = f"data exhausted at step {step}"
-        if self._waits_for_final_round():
-            known = self._progress.assembly.rounds.get(run.final_round)
-            if known is None or not known.complete:
-                settled = len(known.answers) + len(known.dead) if known else 0
-                if self._final is None or settled != self._final_settled:
-                    self._final_settled = settled
-                    self._final = Deadline.after(
-                        self._config.final_evaluation_timeout_s, "last evaluation round", self._context.clock
-                    )
-                if not self._final.passed:
-                    return False
-                there = f"{len(known.answers)} of {known.size} answers" if known else "no answer"
-                reason += f"; {self._final.exceeded(there)}"
-                logger.warning("the run ends with an incomplete evaluation: %s", reason)
-            self._write_evaluation(run.final_round, now)
+        awaited = self._awaited_rounds()
+        if awaited and not self._overdue(awaited):
+            return False
+        if awaited and self._final is not None:
+            there = "; ".join(self._answers_of(number) for number in awaited)
+            reason += f"; {self._final.exceeded(there)}"
+            logger.warning("the run ends with an incomplete evaluation: %s", reason)
+        for number in sorted({*awaited, run.final_round} if self._waits_for_final_round() else awaited):
+            self._write_evaluation(number, now)
         ended = r.RunEnded(
             run_id=run.run_id,
             epoch=self._progress.epoch,
@@ -331,6 +325,27 @@ class Trainer:
         self._ended = True
         logger.info("the run ended: %s", ended.reason)
         return True
+
+    def _awaited_rounds(self) -> list[int]:
+        """Evaluation rounds that have begun, or must come, and lack answers."""
+        rounds, final = self._progress.assembly.rounds, self._context.run.final_round
+        found = [number for number, known in rounds.items() if not known.complete]
+        return [*found, final] if self._waits_for_final_round() and final not in rounds else found
+
+    def _overdue(self, awaited: list[int]) -> bool:
+        """Whether the next answer of these rounds has been waited for long enough."""
+        rounds = self._progress.assembly.rounds
+        settled = sum(len(rounds[n].answers) + len(rounds[n].dead) for n in awaited if n in rounds)
+        if self._final is None or settled != self._final_settled:
+            self._final_settled = settled
+            self._final = Deadline.after(
+                self._config.final_evaluation_timeout_s, "last evaluation round", self._context.clock
+            )
+        return self._final.passed
+
+    def _answers_of(self, number: int) -> str:
+        known = self._progress.assembly.rounds.get(number)
+        return f"{len(known.answers)} of {known.size} answers" if known else "no answer"
 
     def _waits_for_final_round(self) -> bool:
         final = self._context.run.final_round

@@ -313,6 +313,19 @@ def test_a_last_evaluation_that_does_not_come_ends_the_run_after_its_deadline(tm
     assert result.n == 2
 
 
+def test_the_run_does_not_end_before_an_evaluation_that_has_begun(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path, steps=1, final_evaluation=False)
+    run.start()
+    run.world.write(scored(eval_prompt(0, 0, 2), 0, 0.0))
+    run.feed([0, 1])
+    assert run.ended == []
+    run.world.write(scored(eval_prompt(0, 1, 2), 0, 1.0))
+    run.settle()
+    (result,) = run.world.read("training.steps", r.Evaluation)
+    assert (result.round, result.n) == (0, 2)
+    assert run.ended == ["all 1 steps are done"]
+
+
 def test_by_default_a_last_evaluation_that_does_not_come_ends_the_run_before_the_supervisor_does() -> None:
     assert TrainerConfig().final_evaluation_timeout_s < SupervisorConfig().no_progress_timeout_s
 
