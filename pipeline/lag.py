@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.view import LagView
 from laminar.streams.log import Log
 
-__all__ = ["Consumption", "consumptions", "lag_views"]
+__all__ = ["Consumption", "Progress", "consumptions", "lag_views"]
 
-_READS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "rollout": (("prompts", ""),),
-    "reward": (("trajectories.completed", ""),),
-    "trainer": (("trajectories.scored", ""),),
-    "repack": (("rollouts.status", ""),),
+Progress = Literal["offsets", "output", "steps"]
+"""How one sees that a reader gets on: its committed offsets move; or it writes data (it commits an offset when it takes
+a record, and works on it for long); or its steps do something (it keeps its offsets itself)."""
+
+_READS: Mapping[str, tuple[str, Progress]] = {
+    "rollout": ("prompts", "output"),
+    "reward": ("trajectories.completed", "offsets"),
+    "trainer": ("trajectories.scored", "steps"),
+    "repack": ("rollouts.status", "offsets"),
 }
-"""Operator kind -> (topic, ending of the group's name after ``{run_id}.{name}``)."""
+"""Operator kind -> topic. The group is ``{run_id}.{name}``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +36,22 @@ class Consumption:
     topic: str
     group: str
     operator: str
+    progress: Progress
+
+    @property
+    def member(self) -> bool:
+        """Whether its processes are members of the group, and share the partitions between them."""
+        return self.progress != "steps"
 
 
 def consumptions(config: RunConfig) -> list[Consumption]:
     """All of them, in the order in which the data flows."""
-    found = [
-        Consumption(topic=topic, group=f"{config.name}.{name}{ending}", operator=name)
-        for name, operator in config.operators.items()
-        for topic, ending in _READS.get(str(getattr(operator, "kind", "")), ())
-    ]
+    found = []
+    for name, operator in config.operators.items():
+        reads = _READS.get(str(getattr(operator, "kind", "")))
+        if reads is not None:
+            topic, progress = reads
+            found.append(Consumption(topic=topic, group=f"{config.name}.{name}", operator=name, progress=progress))
     order = {topic: place for place, topic in enumerate(("prompts", "trajectories.completed", "trajectories.scored"))}
     return sorted(found, key=lambda item: order.get(item.topic, len(order)))
 

@@ -1,59 +1,38 @@
-"""``/healthz`` and ``/metrics`` of an operator's process.
+"""``/livez``, ``/readyz``, ``/healthz`` and ``/metrics`` of an operator's process.
 
-``/healthz`` answers 503 when the operator has not finished a step for ``stalled_after_s``, so that Kubernetes or a load
-balancer sees a stuck process. ``/metrics`` has the loop's numbers and whatever the operator registered with
-prometheus-client.
+* ``/livez``: 200 while the loop makes steps. 503: kill the process (or, before its first step, wait for it).
+* ``/readyz``: 200 while the process is to be counted on. 503, with the reasons: something is wrong here or further on,
+  or it was asked to stop. Killing it does not help.
+* ``/healthz``: both in one.
+
+The answers are JSON with the reasons. ``/metrics`` has what ``docs/metrics.md`` lists, and prometheus-client's numbers
+of the process.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import REGISTRY, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from laminar.pipeline.config.models import MonitorConfig
-from laminar.pipeline.runner import Pulse
+from laminar.pipeline.health import Health
+from laminar.pipeline.metric import MetricCollector
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["Monitor", "serve"]
+__all__ = ["PATHS", "Monitor", "serve"]
 
-
-class _PulseCollector:
-    def __init__(self, pulse: Pulse, instance: str) -> None:
-        self._pulse, self._instance = pulse, instance
-
-    def collect(self) -> Iterator[Metric]:
-        """The loop's numbers, as Prometheus wants them."""
-        pulse = self._pulse
-        counters = {
-            "laminar_steps": ("Steps of the operator that did something", pulse.steps),
-            "laminar_idle_steps": ("Steps of the operator that found nothing to do", pulse.idle_steps),
-            "laminar_step_seconds": ("Time inside steps", pulse.busy_s),
-        }
-        gauges = {
-            "laminar_longest_step_seconds": ("Longest step so far", pulse.longest_step_s),
-            "laminar_last_step_timestamp_seconds": ("When the newest step finished", pulse.last_step_at),
-        }
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(name, text, labels=["instance"])
-            counter.add_metric([self._instance], value)
-            yield counter
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(name, text, labels=["instance"])
-            gauge.add_metric([self._instance], value)
-            yield gauge
+PATHS = ("/livez", "/readyz", "/healthz", "/metrics")
+_CLIENT_TIMEOUT_S = 10.0
+"""A client that does not say what it wants for so long is hung up on."""
 
 
 class Monitor:
     """A running HTTP server."""
 
-    def __init__(self, server: ThreadingHTTPServer, collector: _PulseCollector) -> None:
+    def __init__(self, server: ThreadingHTTPServer, collector: MetricCollector) -> None:
         self._server, self._collector = server, collector
         REGISTRY.register(collector)
         self._thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="monitor", daemon=True)
@@ -72,20 +51,34 @@ class Monitor:
         self._thread.join(timeout=2.0)
 
 
-def serve(host: str, port: int, pulse: Pulse, instance: str, settings: MonitorConfig) -> Monitor:
+def serve(host: str, port: int, instance: str, health: Health, collector: MetricCollector) -> Monitor:
     """Start serving. Raises ConfigError when the address cannot be bound."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = _CLIENT_TIMEOUT_S
+
         def do_GET(self) -> None:
-            if self.path == "/metrics":
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
                 self._answer(200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(REGISTRY))
-            elif self.path == "/healthz":
-                silent_s = time.time() - pulse.last_step_at
-                healthy = silent_s < settings.stalled_after_s
-                body = {"instance": instance, "state": pulse.state, "last_step_s_ago": round(silent_s, 3)}
-                self._answer(200 if healthy else 503, "application/json", json.dumps(body).encode())
+            elif path == "/livez":
+                self._verdict(health.not_live())
+            elif path == "/readyz":
+                self._verdict(health.not_ready())
+            elif path == "/healthz":
+                self._verdict(list(dict.fromkeys(health.not_live() + health.not_ready())))
             else:
-                self._answer(404, "text/plain", b"valid: /healthz /metrics\n")
+                self._answer(404, "text/plain", f"valid: {' '.join(PATHS)}\n".encode())
+
+        def _verdict(self, reasons: list[str]) -> None:
+            body = {
+                "ok": not reasons,
+                "instance": instance,
+                "state": health.pulse.state,
+                "last_step_s_ago": round(health.pulse.silent_s(health.clock()), 3),
+                "reasons": reasons,
+            }
+            self._answer(503 if reasons else 200, "application/json", json.dumps(body).encode() + b"\n")
 
         def _answer(self, status: int, content_type: str, body: bytes) -> None:
             self.send_response(status)
@@ -97,9 +90,14 @@ def serve(host: str, port: int, pulse: Pulse, instance: str, settings: MonitorCo
         def log_message(self, format: str, *args: object) -> None:
             """Requests are not worth a line."""
 
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that hangs up is not worth a traceback."""
+
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = Server((host, port), Handler)
     except OSError as error:
         raise ConfigError(f"monitor.port: cannot listen on {host}:{port}: {error.strerror}") from None
-    server.daemon_threads = True
-    return Monitor(server, _PulseCollector(pulse, instance))
+    return Monitor(server, collector)

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from laminar.operators.relay.token import ENVIRONMENT as RELAY_TOKEN
+from laminar.pipeline.config.explaining import secret_environment
 from laminar.pipeline.config.loading import load_config
+from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.exit_code import FINISHED, exit_code_of
-from laminar.pipeline.json_log import set_up
+from laminar.pipeline.json_log import LogLabels, set_up
 from laminar.pipeline.runner import run_operator
 from laminar.schemas.errors import ConfigError, LaminarError
+from laminar.streams.secret import FromEnvironment, FromFile
 
 __all__ = ["die_with", "main", "run_instance"]
 
@@ -37,6 +45,32 @@ def die_with(parent: int) -> None:
         os._exit(FINISHED)
 
 
+def given_secrets() -> list[str]:
+    """Secrets that stand in the environment of every process of a run."""
+    token = os.environ.get(RELAY_TOKEN, "").strip()
+    return [token] if token else []
+
+
+def _secrets_of(config: RunConfig) -> list[str]:
+    """Secrets of the configuration: those that stand in it, and those that it refers to."""
+    found = [str(json.loads(text)) for text in secret_environment(config).values()]
+    for reference in _references(config):
+        with suppress(ConfigError):  # whoever needs it says what is wrong with it
+            found.append(reference.read(""))
+    return found
+
+
+def _references(value: object) -> Iterator[FromEnvironment | FromFile]:
+    if isinstance(value, FromEnvironment | FromFile):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _references(getattr(value, name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _references(item)
+
+
 def run_instance(
     config_path: Path,
     name: str,
@@ -47,11 +81,13 @@ def run_instance(
     monitor_port: int | None = None,
 ) -> int:
     """Run one operator; the exit code. Errors are logged as one line each."""
-    set_up(f"{name}-{index}", "info")
+    instance = f"{name}-{index}"
+    set_up(LogLabels(operator=name, instance=instance), "info", given_secrets())
     faulthandler.enable()
     try:
         config = load_config(config_path, arguments, only=name).config
-        logging.getLogger().setLevel(config.runner.log_level.upper())
+        labels = LogLabels(run=config.name, operator=name, instance=instance)
+        set_up(labels, config.runner.log_level, [*given_secrets(), *_secrets_of(config)])
         if name not in config.operators:
             raise ConfigError(f"no operator '{name}' in {config_path} (valid: {', '.join(config.operators)})")
         reason = run_operator(config, name, index, began_at=began_at, monitor_port=monitor_port)

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 
 from laminar.pipeline.config.models import RunConfig
-from laminar.pipeline.json_log import set_up
+from laminar.pipeline.json_log import LogLabels, set_up
 from laminar.pipeline.live import LineScreen, LiveScreen, Screen
 
 __all__ = ["open_screen"]
@@ -31,7 +31,7 @@ class _AboveThePicture(logging.Handler):
 def open_screen(config: RunConfig) -> Screen:
     """Set up this process's log and the screen for it."""
     if not sys.stdout.isatty():
-        set_up("run", config.runner.log_level)
+        set_up(LogLabels(run=config.name, operator="run"), config.runner.log_level)
         return LineScreen(config.supervisor.report_period_s)
     console = Console()
     root = logging.getLogger()

@@ -34,7 +34,7 @@ class SupervisorConfig(_Settings):
     no_progress_timeout_s: float = Field(default=180.0, gt=0)
     """No record on any data topic for this long ends the run with the topic, its lag and the last heartbeat."""
     drain_timeout_s: float = Field(default=20.0, gt=0)
-    """How long processes may take to finish what is in hand after the run's end or a SIGTERM; then they are killed."""
+    """How long all processes together may take to end after the run's end or a SIGTERM; then they are killed."""
     restart_backoff_s: float = Field(default=0.5, gt=0)
     """Wait before the first restart of a process; doubles with each failure in a row."""
     restart_backoff_max_s: float = Field(default=10.0, gt=0)
@@ -59,20 +59,32 @@ class RunnerConfig(_Settings):
     follow_period_s: float = Field(default=0.2, gt=0)
     """How often the end of the run is looked for."""
     slow_step_s: float = Field(default=5.0, gt=0)
-    """A step that takes longer is logged."""
+    """A step that takes longer is logged, also while it lasts, with the line of code that it stands at."""
+    drain_timeout_s: float = Field(default=15.0, gt=0)
+    """How long an operator may take to finish what is in hand after a SIGTERM or the run's end; then it leaves, and its
+    next owner does the rest again. Under ``laminar run`` at most ``supervisor.drain_timeout_s``."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     ended_grace_s: float = Field(default=60.0, gt=0)
     """A run found already ended at start: how long to wait for a trainer to resume it before leaving."""
 
 
 class MonitorConfig(_Settings):
-    """``/healthz`` and ``/metrics`` of each process."""
+    """``/livez``, ``/readyz``, ``/healthz`` and ``/metrics`` of each process."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; ``0.0.0.0`` in a container. There is no authentication: keep it inside the cluster."""
     port: int = Field(default=0, ge=0, le=65535)
     """0: none. Under ``laminar run`` each further process takes the next port."""
     stalled_after_s: float = Field(default=60.0, gt=0)
-    """``/healthz`` answers 503 when the operator has not finished a step for this long."""
+    """``/livez`` answers 503 when the operator has not finished a step for this long."""
+    stuck_after_s: float = Field(default=300.0, gt=0)
+    """``/readyz`` answers 503 when records wait and the operator has got nowhere with them for this long."""
+    standby_after_s: float = Field(default=30.0, gt=0)
+    """A process that got no partition for this long counts as a standby, and is ready while its group gets on."""
+    unanswered_after_s: float = Field(default=30.0, gt=0)
+    """``/readyz`` answers 503 when the log has not answered for this long."""
+    probe_period_s: float = Field(default=10.0, gt=0)
+    """How often the log is asked for lag, committed offsets and the oldest unprocessed record."""
 
 
 class RunConfig(_Settings):

@@ -6,7 +6,9 @@ import pytest
 
 from laminar.pipeline.config.models import RunnerConfig
 from laminar.pipeline.exit_code import exit_code_of
-from laminar.pipeline.runner import Pulse, StopRequest, drive
+from laminar.pipeline.pulse import Pulse
+from laminar.pipeline.runner import drive
+from laminar.pipeline.stop_request import StopRequest
 from laminar.schemas.errors import ConfigError, Fenced, LaminarError, Unavailable
 from laminar.schemas.records import RunEnded
 
