@@ -145,9 +145,7 @@ class RunFold:
     def apply(self, record: object) -> None:
         """Take the next record of either topic; others are ignored."""
         if isinstance(record, r.RolloutStatus):
-            known = self._heartbeats.get(record.rollout_id)
-            if known is None or record.incarnation >= known.status.incarnation:
-                self._heartbeats[record.rollout_id] = Heartbeat(status=record)
+            self._heartbeats[record.rollout_id] = Heartbeat(status=record)
         elif isinstance(record, r.TrainerStarted) and record.run_id == self._run_id and record.epoch >= self._epoch:
             self._epoch, self._version, self._ended = record.epoch, record.version, None
             for step in [step for step in self._by_step if step > record.step]:

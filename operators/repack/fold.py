@@ -18,7 +18,10 @@ from laminar.schemas import records as r
 from laminar.schemas.tokens import EMPTY, Tokens
 from laminar.streams.log import TopicPartition
 
-__all__ = ["Alive", "PartialPool"]
+__all__ = ["POOL", "Alive", "PartialPool"]
+
+POOL = 0
+"""Incarnation of no process: what was handed back, or retried by a person, waits there."""
 
 
 @dataclass(slots=True)
@@ -33,14 +36,14 @@ class Alive:
     """(rollout id, incarnation)."""
     seed: int
     started_ms: int
-    changed_ms: int
-    """When the owner last changed."""
     source: TopicPartition
     first_offset: int
     first_token_ms: int = 0
     moves: int = 0
     refused: int = 0
     """Handbacks since the last token."""
+    deaths: int = 0
+    """Owners that died with it in hand."""
     parts: list[Tokens] = field(default_factory=list)
     n_response: int = 0
 
@@ -126,7 +129,6 @@ class PartialPool:
             owner=(event.rollout_id, event.incarnation),
             seed=event.seed,
             started_ms=event.at_ms,
-            changed_ms=event.at_ms,
             source=source,
             first_offset=known.first_offset if known else offset,
             moves=known.moves if known else 0,
@@ -156,8 +158,8 @@ class PartialPool:
             self.late += 1
             return
         known.attempt = event.attempt
+        known.deaths += event.reason == "dead" and known.owner[1] != POOL
         known.owner = (event.to_rollout, event.to_incarnation)
-        known.changed_ms = event.at_ms
         known.moves += 1
         known.refused = known.refused + 1 if event.reason == "handback" else known.refused
         known.cut(event.n_tokens)

@@ -6,7 +6,8 @@ starts over).
 
 Each step:
  1. heartbeats into the roster, lifecycle events into the partial pool (both come from the log alone);
- 2. orphans, trajectories whose owner is dead, are placed: one transaction {Moved, Adopt} for each batch;
+ 2. orphans, trajectories whose owner is dead, are placed: one transaction {Moved, Adopt} for each batch; one that
+    owner after owner died with is a dead letter instead (see verdict);
  3. every ``period_s``, and right after a new policy version, the plan of Algorithm 1 becomes Release commands;
  4. the fold's restart offsets are committed to the group ``{group}.fold``: a restarted instance folds from there.
 
@@ -19,10 +20,12 @@ from __future__ import annotations
 import logging
 
 from laminar.operators.operator import Context
+from laminar.operators.repack.adoption import adopt
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.fold import Alive, PartialPool
 from laminar.operators.repack.policy import Orphan, place, plan
 from laminar.operators.repack.roster import Roster
+from laminar.operators.repack.verdict import condemn, deaths_by_now, is_suspect
 from laminar.schemas import records as r
 from laminar.schemas.errors import Evicted, Retryable
 from laminar.streams.log import Membership, OutRecord, Reader, TopicPartition
@@ -58,15 +61,17 @@ class Repack:
         """Trajectories that live rollouts were asked to release."""
         self.adoptions = 0
         """Trajectories of dead rollouts given to others."""
+        self.burials = 0
+        """Trajectories that ended as dead letters because owner after owner died with them in hand."""
         self._forget()
 
     def _forget(self) -> None:
         self._pool = PartialPool()
         self._roster = Roster(self._config.dead_after_s, self._config.kv_fraction)
         self._caught_up = False
-        self._since = 0.0
         self._busy: dict[str, tuple[float, int]] = {}
         self._orphaned: dict[str, float] = {}
+        self._guarded: frozenset[str] = frozenset()
         self._newest_version = -1
         self._next_plan = self._next_place = self._next_commit = 0.0
         if self._reader is not None:
@@ -162,7 +167,6 @@ class Repack:
             starts[partition] = max(wanted, starts[partition])
         self._reader.assign(starts)
         self._catch_up()
-        self._since = now
         self._next_commit = now + _COMMIT_PERIOD_S
         logger.info("active: folding %s from %s", _PARTIAL, sum(starts.values()))
 
@@ -189,19 +193,35 @@ class Repack:
     # -- what is done
 
     def _adopt(self, now: float) -> bool:
-        orphans = []
+        orphans: list[Orphan] = []
+        condemned: list[Alive] = []
+        guarded: set[str] = set()
+        limit = self._config.max_owner_deaths
         for one in self._pool.alive.values():
-            if self._roster.owns(one.owner, now, known_since=max(self._since, one.changed_ms / 1000)):
+            if self._roster.owns(one.owner, now):
+                if is_suspect(one, limit):
+                    guarded.add(one.owner[0])
                 continue
             found = self._orphaned.setdefault(one.trajectory_id, now)
-            orphans.append(Orphan(one.trajectory_id, one.version, one.n_tokens, now - found, one.refused))
-        if not orphans:
+            if deaths_by_now(one) >= limit:
+                condemned.append(one)
+                continue
+            suspect = is_suspect(one, limit, orphaned=True)
+            orphans.append(Orphan(one.trajectory_id, one.version, one.n_tokens, now - found, one.refused, suspect))
+        self._guarded = frozenset(guarded)
+        if not orphans and not condemned:
             self._orphaned.clear()
             return False
-        placements = place(orphans, self._roster.loads(now), version_wait_s=self._config.version_wait_s)
+        placements = place(
+            orphans, self._roster.loads(now), version_wait_s=self._config.version_wait_s, guarded=guarded
+        )
         at_ms = int(now * 1000)
         out: list[OutRecord] = []
-        taken: list[tuple[Alive, r.TrajectoryMoved]] = []
+        taken: list[tuple[Alive, r.TrajectoryMoved, r.TrajectoryEnded | None]] = []
+        for one in condemned[:_BATCH]:
+            verdict = condemn(one, operator=self._context.name, at_ms=at_ms)
+            out += [outgoing(self._context.codec, record) for record in verdict]
+            taken.append((one, verdict[0], verdict[1]))
         size = 0
         for placement in placements[:_BATCH]:
             if size > _BATCH_BYTES:
@@ -210,42 +230,28 @@ class Repack:
             target = self._roster.newest(placement.rollout_id)
             if target is None:
                 continue
-            attempt = one.attempt + 1
-            moved = r.TrajectoryMoved(
-                trajectory_id=one.trajectory_id,
-                attempt=attempt,
-                reason="dead",
-                from_rollout=one.owner[0],
-                to_rollout=target.rollout_id,
-                to_incarnation=target.incarnation,
-                n_tokens=one.n_response if placement.keep_tokens else 0,
-                at_ms=at_ms,
-            )
-            version = one.version if placement.keep_tokens and one.version >= 0 else target.version
-            adopt = r.AdoptCommand(
-                rollout_id=target.rollout_id,
-                incarnation=target.incarnation,
-                reason="dead",
-                from_rollout=one.owner[0],
-                snapshot=one.snapshot(attempt=attempt, version=version, keep_tokens=placement.keep_tokens),
-                at_ms=at_ms,
-            )
-            out += [outgoing(self._context.codec, moved), outgoing(self._context.codec, adopt)]
+            moved, command = adopt(one, target, keep_tokens=placement.keep_tokens, at_ms=at_ms)
+            out += [outgoing(self._context.codec, moved), outgoing(self._context.codec, command)]
             size += len(out[-1].value or b"")
-            taken.append((one, moved))
+            taken.append((one, moved, None))
         if not out:
             return False
         self._commit(out)
-        for one, moved in taken:
-            # The fold sees the record again and ignores it, since its attempt is no longer newer.
-            self._pool.apply(moved, one.source, one.first_offset)
+        for one, moved, ended in taken:
+            # The fold sees the records again and ignores them, since their attempt is no longer newer.
             self._orphaned.pop(one.trajectory_id, None)
-        self.adoptions += len(taken)
-        logger.info("adopted %d trajectories of dead rollouts", len(taken))
+            self._pool.apply(moved, one.source, one.first_offset)
+            if ended is None:
+                self.adoptions += 1
+            else:
+                self.burials += 1
+                self._pool.apply(ended, one.source, one.first_offset)
+                logger.error("%s: dead letter: %s", one.trajectory_id, ended.error)
+        logger.info("placed %d trajectories of dead rollouts", len(taken))
         return True
 
     def _release(self, now: float) -> bool:
-        busy = self._still_busy(now)
+        busy = self._still_busy(now) | self._guarded
         moves = plan(self._roster.loads(now), busy)
         out: list[OutRecord] = []
         for move in moves:

@@ -112,6 +112,8 @@ class Orphan:
     """Since it was found without an owner."""
     refused: int
     """How often it was handed back since its last token."""
+    suspect: bool = False
+    """Owner after owner died with it in hand; the next death decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,16 @@ class Placement:
     """False: its policy version is not to be had any more; it is sampled again from its prompt."""
 
 
-def place(orphans: Iterable[Orphan], loads: Sequence[Load], *, version_wait_s: float) -> tuple[Placement, ...]:
+def place(
+    orphans: Iterable[Orphan], loads: Sequence[Load], *, version_wait_s: float, guarded: Collection[str] = ()
+) -> tuple[Placement, ...]:
     """Where orphans go: a rollout of their version; an idle one, which can load it; after a wait, anywhere, anew.
 
     One that was handed back time and again (nobody with its version can hold it) is sampled anew too. Orphans that have
-    to wait are not in the result. Longest first, each to the rollout with the fewest requests.
+    to wait are not in the result. Longest first, each to the rollout with the fewest requests. A suspect goes only to a
+    rollout that holds no other suspect (those that do are ``guarded``).
     """
+    suspects = set(guarded)
     requests = {load.rollout_id: load.requests for load in loads}
     version = {load.rollout_id: load.version for load in loads}
     placements: list[Placement] = []
@@ -145,11 +151,15 @@ def place(orphans: Iterable[Orphan], loads: Sequence[Load], *, version_wait_s: f
         keep = True
         if orphan.refused >= _MAX_REFUSALS or (not able and orphan.waited_s >= version_wait_s):
             able, keep = list(loads), False
+        if orphan.suspect:
+            able = [load for load in able if load.rollout_id not in suspects]
         if not able:
             continue
         same = [load for load in able if version[load.rollout_id] == orphan.version]
         best = min(same or able, key=lambda load: (requests[load.rollout_id] / load.max_running, load.rollout_id))
         requests[best.rollout_id] += 1
+        if orphan.suspect:
+            suspects.add(best.rollout_id)
         if pinned and keep:
             version[best.rollout_id] = orphan.version
         placements.append(Placement(orphan.trajectory_id, best.rollout_id, keep))

@@ -3,12 +3,17 @@
 Liveness is judged by when the heartbeat was *received* on this process's clock, so clocks of other machines do not
 matter, and a restarted repack gives everybody a full grace period. A rollout with slow polls announces a lease that is
 longer than ``dead_after_s``, and gets that long.
+
+The newest heartbeat on the log says which process a rollout is: a process that writes under its predecessor's
+transactional id has fenced it, so nothing of the older one can follow. Incarnations are clock readings, and a clock may
+have been set back between two processes: a larger one is a younger process only where the log does not tell.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from laminar.operators.repack.fold import POOL
 from laminar.operators.repack.policy import Load
 from laminar.schemas.records import RolloutStatus
 
@@ -31,12 +36,19 @@ class Roster:
         self._dead_after_s = dead_after_s
         self._kv_fraction = kv_fraction
         self._entries: dict[str, _Entry] = {}
+        self._past: dict[str, set[int]] = {}
+        self._unheard: dict[tuple[str, int], float] = {}
+        """Owners without a heartbeat, and when they were first asked for."""
 
     def hear(self, status: RolloutStatus, now: float) -> None:
-        """Take a heartbeat; one of an older incarnation is ignored."""
-        known = self._entries.get(status.rollout_id)
-        if known is None or status.incarnation >= known.status.incarnation:
-            self._entries[status.rollout_id] = _Entry(status, now)
+        """Take the next heartbeat of the log."""
+        rollout, incarnation = status.rollout_id, status.incarnation
+        known = self._entries.get(rollout)
+        if known is not None and known.status.incarnation != incarnation:
+            self._past.setdefault(rollout, set()).add(known.status.incarnation)
+        self._past.get(rollout, set()).discard(incarnation)
+        self._unheard.pop((rollout, incarnation), None)
+        self._entries[rollout] = _Entry(status, now)
 
     def live(self, now: float) -> list[RolloutStatus]:
         """Heartbeats of all rollouts that are alive and take work."""
@@ -62,18 +74,20 @@ class Roster:
             for s in self.live(now)
         ]
 
-    def owns(self, owner: tuple[str, int], now: float, *, known_since: float) -> bool:
+    def owns(self, owner: tuple[str, int], now: float) -> bool:
         """Whether this (rollout, incarnation) may still be at work.
 
-        One that was never heard of gets the grace period from ``known_since``.
+        One that was never heard of gets a grace period from the first time that it is asked for.
         """
         rollout, incarnation = owner
         entry = self._entries.get(rollout)
-        if entry is None or entry.status.incarnation < incarnation:
-            return now - known_since < self._dead_after_s
-        if entry.status.incarnation > incarnation:
+        if entry is not None and entry.status.incarnation == incarnation:
+            return entry.is_alive(now, self._dead_after_s)
+        if incarnation == POOL or incarnation in self._past.get(rollout, ()):
             return False
-        return entry.is_alive(now, self._dead_after_s)
+        if entry is not None and incarnation < entry.status.incarnation:
+            return False  # this instance was not there when the process was replaced
+        return now - self._unheard.setdefault(owner, now) < self._dead_after_s
 
     def newest(self, rollout: str) -> RolloutStatus | None:
         """The last heartbeat of a rollout."""
