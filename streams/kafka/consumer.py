@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import Evicted, Fatal
+from laminar.schemas.errors import Evicted, Fatal, LaminarError, OffsetOutOfRange, UnknownTopic
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.intake import Intake, NameTaken
@@ -33,6 +33,7 @@ __all__ = ["KafkaConsumer", "Token"]
 _log = logging.getLogger(__name__)
 
 _COMMITTED_S = 2.0
+_VERIFY_S = 2.0
 _NAME_S = 90.0
 """Longer than any session that a broker grants by default."""
 _ASK_AGAIN_S = 0.5
@@ -64,8 +65,9 @@ class KafkaConsumer:
         on_revoke: RebalanceCallback | None,
     ) -> None:
         for topic in topics:
-            admin.facts(topic)
+            admin.facts(topic, needs="READ")
         self._connection = connection
+        self._watch = admin.watch
         self._group = group
         self._on_assign = on_assign
         self._on_revoke = on_revoke
@@ -77,7 +79,7 @@ class KafkaConsumer:
         self._taken_since: float | None = None
         self._ask_again = 0.0
         client = connection.member(group, instance)
-        self._intake = Intake(connection, client, f"group {group}" + (f", {instance}" if instance else ""))
+        self._intake = Intake(connection, client, f"group {group}" + (f", {instance}" if instance else ""), group)
         self._intake.on_no_offset = self._begin_without_offset
         self._subscribe(client)
 
@@ -87,11 +89,15 @@ class KafkaConsumer:
             raise Fatal(f"group {self._group}: the consumer is closed")
         if self._ask_again and not self._join_again(timeout_s):
             return []
+        self._watch.look()
         try:
             return self._intake.take(max_records, timeout_s)
         except NameTaken as taken:
             self._wait_for_name(taken)
             return []
+        except (OffsetOutOfRange, UnknownTopic):
+            self._watch.verify(self._topics, _VERIFY_S)  # it may be another topic by now
+            raise
 
     def assignment(self) -> frozenset[TopicPartition]:
         """As of the last poll."""
@@ -147,6 +153,10 @@ class KafkaConsumer:
     def _assigned(self, client: Consumer, partitions: list[Partition]) -> None:
         ours = frozenset(TopicPartition(p.topic, p.partition) for p in partitions)
         self._joined = True
+        try:
+            self._watch.verify({p.topic for p in partitions}, _VERIFY_S)
+        except LaminarError as e:
+            self._intake.fail(e)
         self._starting = self._first_offsets(client, partitions)
         self._intake.start(self._starting)
         self._call(self._on_assign, ours)

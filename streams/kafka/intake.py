@@ -55,14 +55,15 @@ class NameTaken(Fenced):
 class Intake:
     """The records and positions of one consumer."""
 
-    def __init__(self, connection: Connection, client: Consumer, name: str) -> None:
-        """``name`` stands in errors."""
+    def __init__(self, connection: Connection, client: Consumer, name: str, group: str | None = None) -> None:
+        """``name`` stands in errors. ``group``: the one that it is a member of."""
         self.client = client
         self.positions: dict[TopicPartition, int] = {}
         self.on_no_offset: Callable[[TopicPartition], bool] = lambda _: False
         """Asked when a partition has no readable position: True = it has been dealt with."""
         self._connection = connection
         self._name = name
+        self._group = group
         self._batch: list[LogRecord] = []
         self._ahead: dict[TopicPartition, int] = {}
         self._failure: BaseException | None = None
@@ -260,8 +261,11 @@ class Intake:
                 return
         if error.fatal() and _NAME_TAKEN in error.str():  # the cause of a fatal error stands in its text only
             raise NameTaken(f"{self._name} on {self._connection.bootstrap}: {error.str()}")
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and self._group is None:
+            return  # librdkafka looks for the coordinator of a group that does not matter to us
         if error.fatal() or (error.code() not in _PASSING and not error.retriable()):
-            raise translate(error, f"{self._name} on {self._connection.bootstrap}")
+            needs = f"READ on topic {topic}" if topic else f"READ on group {self._group}"
+            raise translate(error, f"{self._name} on {self._connection.bootstrap}", needs=needs)
         _log.info("%s on %s: %s", self._name, self._connection.bootstrap, error.str())
 
 

@@ -62,6 +62,10 @@ class KafkaProducer:
         self._open = False
         self._began = 0.0
         self._groups: dict[str, object] = {}
+        self._needs = {
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"WRITE and DESCRIBE on transactional id {transactional_id}",
+            KafkaError.TOPIC_AUTHORIZATION_FAILED: "WRITE on each topic that it writes to",
+        }
         self._turn: Counter[str] = Counter()
         self._connect(connection.request_timeout_s)
 
@@ -85,6 +89,7 @@ class KafkaProducer:
             raise Fatal(f"producer {self._id}: closed")
         if self._fenced is not None:
             raise Fenced(self._fenced)
+        self._admin.watch.look()
         client = self._client or self._connect(timeout_s)
         try:
             client.begin_transaction()
@@ -132,6 +137,7 @@ class KafkaProducer:
     def _send_offsets(
         self, client: Client, membership: Membership, offsets: Mapping[TopicPartition, int], deadline: Deadline
     ) -> None:
+        self._needs[KafkaError.GROUP_AUTHORIZATION_FAILED] = f"READ on group {membership.group}"
         token = membership.token
         metadata = token.metadata if isinstance(token, Token) else self._without_members(membership.group)
         positions = [Partition(p.topic, p.partition, offset) for p, offset in offsets.items()]
@@ -170,7 +176,10 @@ class KafkaProducer:
 
     def _ended(self, client: Client, e: KafkaException, what: str) -> LaminarError:
         error = error_of(e)
-        found = self._connection.failed(e, what if self._id in what else f"producer {self._id}: {what}", client=client)
+        needs = self._needs.get(error.code(), "")
+        found = self._connection.failed(
+            e, what if self._id in what else f"producer {self._id}: {what}", client=client, needs=needs
+        )
         if isinstance(found, Fenced):
             return self._given_up(found)
         if error.txn_requires_abort() and not isinstance(found, (Evicted, Fatal)):

@@ -37,6 +37,7 @@ class KafkaReader:
         if self._closed:
             raise Fatal("the reader is closed")
         self._check()
+        self._admin.watch.look()
         if not self._intake.positions:
             return []
         return self._intake.take(max_records, timeout_s)
@@ -73,7 +74,10 @@ class KafkaReader:
     def _check(self) -> None:
         """librdkafka waits for topics that are not there; we do not."""
         for partition in self._unchecked:
-            known = self._admin.facts(partition.topic).partitions
+            known = self._admin.facts(partition.topic, needs="READ").partitions
+            if partition.partition >= known:
+                self._admin.forget(partition.topic)  # some may have been added
+                known = self._admin.facts(partition.topic, needs="READ").partitions
             if not 0 <= partition.partition < known:
                 raise UnknownTopic(f"{partition}: no such partition (the topic has {known})")
         self._unchecked = frozenset()

@@ -71,6 +71,9 @@ class KafkaSettings:
     replication_factor: int = -1
     """Of created topics; -1 = the broker's default."""
     max_record_bytes: int = 64 * 1024 * 1024
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    """Topics of which a key always belongs to one of so many partitions. They may have more: partitions that somebody
+    adds to a run's topic are read like the others, but move no key, so what is written of one key stays in order."""
 
     def __post_init__(self) -> None:
         try:

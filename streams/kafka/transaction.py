@@ -15,6 +15,7 @@ from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.consumer import Token
 from laminar.streams.kafka.errors import error_of, translate
 from laminar.streams.log import Membership, OutRecord, TopicPartition
+from laminar.streams.partitioner import partition_of
 
 __all__ = ["KafkaTransaction"]
 
@@ -39,11 +40,13 @@ class KafkaTransaction:
 
     def send(self, record: OutRecord) -> None:
         """Add a record. Raises RecordTooLarge, UnknownTopic, DeadlineExceeded (the broker is slower than we are)."""
-        facts = self._admin.facts(record.topic)
+        facts = self._admin.facts(record.topic, needs="WRITE")
         partition = record.partition
         if partition is None and record.key is None:
-            partition = self._turn[record.topic] % facts.partitions
+            partition = self._turn[record.topic] % facts.spread
             self._turn[record.topic] += 1
+        elif partition is None and record.key is not None:
+            partition = partition_of(record.key, facts.spread)  # librdkafka's own would follow added partitions
         if partition is not None and not 0 <= partition < facts.partitions:
             raise UnknownTopic(f"{record.topic}[{partition}]: no such partition (the topic has {facts.partitions})")
         size = len(record.key or b"") + len(record.value or b"") + sum(len(n) + len(v) for n, v in record.headers)
