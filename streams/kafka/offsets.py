@@ -49,7 +49,7 @@ def _exists(client: Consumer, connection: Connection, partition: TopicPartition)
         lambda left: client.list_topics(partition.topic, timeout=left), f"{partition.topic}: partitions", client
     ).topics[partition.topic]
     if found.error is not None:
-        return found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART
+        return bool(found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART)
     return partition.partition in found.partitions
 
 
