@@ -63,7 +63,7 @@ class KafkaProducer:
         self._began = 0.0
         self._groups: dict[str, object] = {}
         self._needs = {
-            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"WRITE and DESCRIBE on transactional id {transactional_id}",
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"WRITE and DESCRIBE on transactional id {self._id}",
             KafkaError.TOPIC_AUTHORIZATION_FAILED: "WRITE on each topic that it writes to",
         }
         self._turn: Counter[str] = Counter()
