@@ -38,7 +38,11 @@ class TorchEngineConfig(_Section):
 
 
 class ScriptedEngineConfig(_Section):
-    """No model: responses of random tokens and length, drawn from the prompt and the seed. For trying the dataflow."""
+    """No model: responses of random tokens and length, drawn from the prompt and the seed.
+
+    For trying a deployment (brokers, supervisors, faults) without a GPU; whatever fails and is resumed, a prompt's
+    answers stay the same token for token.
+    """
 
     kind: Literal["scripted"] = "scripted"
     min_tokens: int = Field(default=4, ge=1)
@@ -55,6 +59,9 @@ class ScriptedEngineConfig(_Section):
     """Prompt and response tokens of one sequence."""
     kv_total: int = Field(default=65536, ge=2)
     """Tokens in the KV cache."""
+    deadly: tuple[str, ...] = ()
+    """Trajectories, as ``EPOCH/INDEX/MEMBER``, that end the whole process with their first token: to see what becomes
+    of them (a dead letter, after repack's ``max_owner_deaths``), and of what was sampled beside them."""
 
 
 EngineConfig = Annotated[TorchEngineConfig | ScriptedEngineConfig, Field(discriminator="kind")]

@@ -15,7 +15,12 @@ def build_engine(config: TorchEngineConfig | ScriptedEngineConfig, context: Cont
         from laminar.operators.rollout.engines.scripted import ScriptedEngine, seeded
 
         return ScriptedEngine(
-            seeded(min_tokens=config.min_tokens, max_tokens=config.max_tokens, vocab_size=config.vocab_size),
+            seeded(
+                min_tokens=config.min_tokens,
+                max_tokens=config.max_tokens,
+                vocab_size=config.vocab_size,
+                deadly=config.deadly,
+            ),
             max_running=config.max_running,
             max_model_len=config.max_model_len,
             kv_total=config.kv_total,

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,10 @@ from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable, Wei
 from laminar.schemas.records import FinishReason
 from laminar.schemas.tokens import EMPTY, Tokens
 
-__all__ = ["Answer", "Script", "ScriptedEngine", "always", "by_trajectory", "seeded"]
+__all__ = ["EXITED", "Answer", "Script", "ScriptedEngine", "always", "by_trajectory", "seeded"]
+
+EXITED = 134
+"""Exit code of a scripted end of the process: what a shell shows after an abort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,8 @@ class Answer:
     """At this token it stops and stays in the batch for ever."""
     crash_at: int | None = None
     """At this token the whole engine dies: this poll and every later call raise Unavailable."""
+    exit_at: int | None = None
+    """At this token the whole process ends (``os._exit``), as by a fault inside a GPU library: no word, no cleaning."""
 
 
 Script = Callable[[EngineRequest], Answer]
@@ -75,8 +81,12 @@ def by_trajectory(answers: Mapping[str, Answer], otherwise: Answer) -> Script:
     return lambda request: answers.get(request.trajectory_id, otherwise)
 
 
-def seeded(*, min_tokens: int = 4, max_tokens: int = 32, vocab_size: int = 256) -> Script:
-    """Tokens and a length (log-uniform) drawn from the request's prompt and seed: the same request, the same answer."""
+def seeded(*, min_tokens: int = 4, max_tokens: int = 32, vocab_size: int = 256, deadly: Collection[str] = ()) -> Script:
+    """Tokens and a length (log-uniform) drawn from the request's prompt and seed: the same request, the same answer.
+
+    ``deadly``: trajectories, as ``EPOCH/INDEX/MEMBER``, that end the process with their first token.
+    """
+    ends = tuple(f"/{one}" for one in deadly)
 
     def script(request: EngineRequest) -> Answer:
         digest = hashlib.blake2b(f"{request.seed}:{request.prompt_ids}".encode(), digest_size=8).digest()
@@ -87,6 +97,7 @@ def seeded(*, min_tokens: int = 4, max_tokens: int = 32, vocab_size: int = 256) 
         return Answer(
             ids=tuple(rng.integers(0, vocab_size, n).tolist()),
             logprobs=tuple(logprobs.tolist()),
+            exit_at=1 if request.trajectory_id.endswith(ends) else None,
         )
 
     return script
@@ -118,7 +129,7 @@ class _Sequence:
         stop = self.end
         if self.failing:
             stop = min(stop, self.answer.fail_at)
-        for at in (self.answer.hang_at, self.answer.crash_at):
+        for at in (self.answer.hang_at, self.answer.crash_at, self.answer.exit_at):
             if at is not None:
                 stop = min(stop, at)
         return max(stop, self.sampled)
@@ -359,6 +370,9 @@ class ScriptedEngine:
 
     def _crash_if_due(self) -> None:
         for sequence in self._running.values():
+            ends_at = sequence.answer.exit_at
+            if ends_at is not None and sequence.sampled >= ends_at:
+                os._exit(EXITED)
             at = sequence.answer.crash_at
             if at is not None and sequence.sampled >= at:
                 self._crashed = f"the engine crashed at token {at} of {sequence.request.trajectory_id}, as scripted"

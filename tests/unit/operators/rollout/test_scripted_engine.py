@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
 from laminar.operators.rollout.engine import EngineRequest
-from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine, always, by_trajectory, seeded
+from laminar.operators.rollout.engines.scripted import EXITED, Answer, ScriptedEngine, always, by_trajectory, seeded
 from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable, WeightsMismatch
 from laminar.schemas.records import Sampling
 from laminar.schemas.tokens import EMPTY, Tokens
@@ -110,6 +112,25 @@ def test_a_crash_ends_the_engine() -> None:
         made.poll(0.0)
     with pytest.raises(Unavailable):
         made.submit(request("other"))
+
+
+_DEADLY = """
+from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.engines.scripted import ScriptedEngine, seeded
+from laminar.schemas.records import Sampling
+
+engine = ScriptedEngine(seeded(deadly=["0/3/1"]))
+engine.load({}, 0)
+for name in ("d/0/3/11", "d/10/3/1", "d/0/3/1"):
+    print(name, flush=True)
+    engine.submit(EngineRequest(trajectory_id=name, prompt_ids=(1,), sampling=Sampling(max_tokens=8), seed=0))
+    engine.poll(0.0), engine.poll(0.0)
+"""
+
+
+def test_a_deadly_trajectory_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", _DEADLY], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()[-1], done.stderr) == (EXITED, "d/0/3/1", "")
 
 
 def test_a_rejected_request_and_a_refused_version() -> None:
