@@ -9,7 +9,7 @@ import pytest
 
 from laminar.schemas import records as r
 from laminar.schemas.codec import Codec
-from laminar.schemas.tokens import Tokens
+from laminar.schemas.tokens import EMPTY, Tokens
 from laminar.streams.audit import audit
 from laminar.streams.ledger import Ledger
 from laminar.streams.log import Membership, OutRecord, TopicPartition
@@ -52,7 +52,7 @@ class Story:
 
     def complete(self, member: int, **changes: Any) -> r.CompletedTrajectory:
         done = sample.completed(self.of, member, **changes)
-        self.write(done, sample.ended(done.trajectory_id, attempt=done.attempt))
+        self.write(done, sample.ended(done.trajectory_id, attempt=done.attempt, n_tokens=done.response.n_tokens))
         return done
 
     def score(self, done: r.CompletedTrajectory, **changes: Any) -> None:
@@ -69,13 +69,13 @@ class Story:
         offsets: Mapping[str, int] = {} if passed is None else {"trajectories.scored[0]": passed}
         self.write(sample.training_step(step, offsets=offsets, **changes))
 
-    def letter(self, *ids: str, topic: str = "prompts", offset: int = 0, **changes: Any) -> None:
+    def letter(self, *ids: str, topic: str = "trajectories.partial", offset: int = -1, **changes: Any) -> None:
         values: dict[str, Any] = {
             "operator": "rollout",
             "kind": "InvalidRequest",
             "error": "too long",
             "topic": topic,
-            "partition": 0,
+            "partition": min(0, offset),
             "offset": offset,
             "attempt": 3,
             "key": self.of.prompt_id.encode(),
@@ -207,7 +207,7 @@ def test_b11_a_second_copy_that_the_trainer_ignored_is_no_second_fate(story: Sto
 def test_b15_trained_and_dead_is_a_violation(story: Story) -> None:
     story.until_scored()
     story.step(trained=story.ids)
-    story.letter(story.ids[0], topic="trajectories.completed")
+    story.letter(story.ids[0], topic="trajectories.completed", offset=0)
     assert only(story.audit()) == f"conflict {story.ids[0]} dead.letters[0]@0"
 
 
@@ -224,7 +224,7 @@ def test_b15_a_prompt_that_was_taken_and_never_started_is_lost(story: Story) -> 
 def test_b15_a_prompt_that_could_not_be_taken_is_dead(story: Story) -> None:
     story.admit()
     story.commit("rollout", "prompts", 1)
-    story.letter(*story.ids)
+    story.letter(*story.ids, topic="prompts", offset=0)
     ledger = story.audit()
     assert (fates(ledger), ledger.balanced) == ((0, {}, 2, {}), True)
 
@@ -285,7 +285,7 @@ def test_b15_a_member_whose_result_is_unreadable_is_dead_by_the_letter_of_its_gr
 def test_trained_but_never_admitted_is_a_violation(story: Story) -> None:
     story.until_scored()
     ghost = sample.completed(sample.prompt(9))
-    story.write(sample.scored(ghost))
+    story.write(sample.started(sample.prompt(9)), ghost, sample.ended(ghost.trajectory_id), sample.scored(ghost))
     story.step(trained=[*story.ids, ghost.trajectory_id])
     ledger = story.audit()
     assert only(ledger) == "not_admitted data/0/9/0 training.steps[0]@1"
@@ -333,28 +333,49 @@ def test_admitted_twice_is_a_violation(story: Story) -> None:
     assert ledger.admitted == 2
 
 
-def moved(trajectory_id: str, attempt: int) -> r.TrajectoryMoved:
-    return r.TrajectoryMoved(
+def moved(story: Story, member: int, attempt: int) -> tuple[r.TrajectoryMoved, r.AdoptCommand]:
+    """Repack's transaction: its owner is dead."""
+    trajectory_id = story.ids[member]
+    move = r.TrajectoryMoved(
         trajectory_id=trajectory_id,
         attempt=attempt,
         reason="dead",
         from_rollout="rollout-0",
         to_rollout="rollout-1",
         to_incarnation=1,
-        n_tokens=1,
+        n_tokens=0,
         at_ms=1,
     )
+    snapshot = r.Snapshot(
+        trajectory_id=trajectory_id,
+        attempt=attempt,
+        member=member,
+        prompt=story.of,
+        response=EMPTY,
+        version=0,
+        seed=0,
+        timings=r.Timings(),
+    )
+    adopt = r.AdoptCommand(
+        rollout_id="rollout-1",
+        incarnation=1,
+        reason="dead",
+        from_rollout="rollout-0",
+        snapshot=snapshot,
+        at_ms=1,
+    )
+    return move, adopt
 
 
 def test_b12_a_late_result_of_an_older_attempt_is_ignored_and_counted(story: Story) -> None:
     story.admit()
     story.start()
-    story.write(moved(story.ids[0], 1))
+    story.write(*moved(story, 0, 1))
     late = story.complete(0)  # the old owner wakes up
     story.score(late)
     ledger = story.audit()
     assert (fates(ledger), ledger.late, ledger.balanced) == ((0, {}, 0, {"sampling": 2}), 1, True)
-    newest = story.complete(0, attempt=1)
+    newest = story.complete(0, attempt=1, rollout_id="rollout-1")
     story.score(newest)
     story.step(trained=[story.ids[0]])
     ledger = story.audit()
@@ -364,9 +385,9 @@ def test_b12_a_late_result_of_an_older_attempt_is_ignored_and_counted(story: Sto
 def test_b12_a_dead_letter_of_an_older_attempt_is_no_conflict(story: Story) -> None:
     story.admit()
     story.start()
-    story.write(moved(story.ids[0], 1), sample.ended(story.ids[0], finish=None, error="gone"))
+    story.write(*moved(story, 0, 1), sample.ended(story.ids[0], finish=None, error="gone"))
     story.letter(story.ids[0])
-    story.score(story.complete(0, attempt=1))
+    story.score(story.complete(0, attempt=1, rollout_id="rollout-1"))
     story.step(trained=[story.ids[0]])
     ledger = story.audit()
     assert (fates(ledger), ledger.late, ledger.balanced) == ((1, {}, 0, {"sampling": 1}), 1, True)
@@ -376,9 +397,9 @@ def test_b12_an_end_that_was_overtaken_by_a_move_counts_once(story: Story) -> No
     story.admit()
     story.start()
     story.complete(0)
-    story.write(moved(story.ids[0], 1))  # decided before the end was seen
+    story.write(*moved(story, 0, 1))  # decided before the end was seen
     assert fates(story.audit()) == (0, {}, 0, {"completed": 1, "sampling": 1})
-    story.complete(0, attempt=1)
+    story.complete(0, attempt=1, rollout_id="rollout-1")
     ledger = story.audit()
     assert (fates(ledger), ledger.late, ledger.balanced) == ((0, {}, 0, {"completed": 1, "sampling": 1}), 1, True)
 
