@@ -27,6 +27,7 @@ from laminar.pipeline.lag import consumptions
 from laminar.pipeline.pulse import Pulse
 from laminar.pipeline.stop_request import LeaveAtOnce, StoppedBeforeReady, StopRequest
 from laminar.schemas.records import RunEnded
+from laminar.streams.clock import SteadyClock
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log
 from laminar.streams.meter import Meter
@@ -130,7 +131,8 @@ def _run(
     config: RunConfig, name: str, index: int, stop: StopRequest, began_at: int | None, monitor_port: int | None
 ) -> str:
     instance = f"{name}-{index}"
-    pulse, meter, measures = Pulse(last_step_at=time.time()), Meter(), Measures()
+    clock = SteadyClock()
+    pulse, meter, measures = Pulse(last_step_at=clock()), Meter(), Measures()
     reads = next((item for item in consumptions(config) if item.operator == name), None)
     readiness = Readiness(config.monitor, consumption=reads, now=time.monotonic())
     port = config.monitor.port if monitor_port is None else monitor_port
@@ -167,6 +169,7 @@ def _run(
             instance=instance,
             log=log,
             codec=codec,
+            clock=clock,
             rng=random.Random(f"{config.seed}/{instance}"),
             measures=measures,
         )
@@ -185,6 +188,7 @@ def _run(
                     stop=stop,
                     ended=end_watch.poll,
                     pulse=pulse,
+                    clock=clock,
                 )
         except LeaveAtOnce:
             logger.warning("leaving with work in hand, which its next owner does again: a second signal")
