@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from laminar.schemas.errors import ConfigError
+from laminar.streams.bootstrap import check_bootstrap
 from laminar.streams.log import Log
 from laminar.streams.namespace import NamespacedLog
 from laminar.streams.registry import RegistryConfig
+from laminar.streams.secret import FromEnvironment, FromFile
+from laminar.streams.topics import topic_specs
 
 if TYPE_CHECKING:
     from laminar.schemas.codec import Codec
@@ -64,10 +67,17 @@ class KafkaLogConfig(_LogSettings):
     compression: Literal["zstd", "lz4", "snappy", "gzip", "none"] = "zstd"
     replication_factor: int = Field(default=-1, ge=-1)
     """Of created topics; -1 = the broker's default."""
-    client: dict[str, str | int | float | bool] = {}
-    """Settings of librdkafka as they are, for example ``sasl.username``."""
+    client: dict[str, str | int | float | bool | FromEnvironment | FromFile] = {}
+    """Settings of librdkafka as they are, for example ``sasl.username``; secrets by where they stand:
+    ``sasl.password: {env: KAFKA_PASSWORD}`` or ``{file: PATH}``."""
     registry: RegistryConfig | None = None
     """A schema registry: with one, records are written in its wire format; read is what either way was written."""
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _check_bootstrap(cls, value: str) -> str:
+        check_bootstrap(value)
+        return value
 
 
 class MemoryLogConfig(_LogSettings):
@@ -99,9 +109,14 @@ def open_log(config: SqliteLogConfig | KafkaLogConfig | MemoryLogConfig, *, run_
     if isinstance(config, KafkaLogConfig):
         from laminar.streams.kafka import KafkaLog
 
-        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap", "topic_prefix", "registry"})
+        settings = config.model_dump(exclude={"kind", "partitions", "bootstrap", "topic_prefix", "registry", "client"})
         prefix = f"{run_id}." if config.topic_prefix is None else config.topic_prefix
-        return NamespacedLog(KafkaLog(config.bootstrap, **settings), prefix)
+        partitions = {prefix + spec.name: spec.partitions for spec in topic_specs(config.partitions)}
+        client = {
+            name: value.read(f"log.client.{name}") if isinstance(value, FromEnvironment | FromFile) else value
+            for name, value in config.client.items()
+        }
+        return NamespacedLog(KafkaLog(config.bootstrap, client=client, partitions=partitions, **settings), prefix)
     from laminar.streams.memory import MemoryLog
 
     return MemoryLog()

@@ -30,7 +30,7 @@ _ENDINGS = (
     "key.pem",
     "user.info",
 )
-_NAMES = frozenset({"sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.pem"})
+_NAMES = frozenset({"sasl.oauthbearer.config", "basic.auth.user.info"})
 _MAX_BYTES = 1024 * 1024
 
 

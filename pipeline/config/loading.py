@@ -19,7 +19,7 @@ from laminar.operators.registry import KINDS, config_class
 from laminar.pipeline.config.checks import model_problems, problems
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.config.schema import did_you_mean, is_secret, models_at, operator_kind
-from laminar.pipeline.config.source import KeyPath, Tree, dotted
+from laminar.pipeline.config.source import ENV_PREFIX, FLAT, KeyPath, Tree, dotted
 from laminar.schemas.errors import ConfigError
 from laminar.streams.open import LogConfig, SqliteLogConfig
 
@@ -27,6 +27,10 @@ __all__ = ["Loaded", "load_config"]
 
 RESOLVED = "config.yaml"
 """Name of the resolved file in a run's folder."""
+
+_CLIENTS = tuple(at for at in FLAT if at[-1] == "client")
+"""Settings of client libraries as they are; the secrets are among them."""
+_REFERENCE = "{env: NAME} or {file: PATH}"
 
 _SETTINGS_OF_LOG: TypeAdapter[Any] = TypeAdapter(LogConfig)
 
@@ -74,10 +78,27 @@ def load_config(
     else:
         more = _model_problems(tree.data) if check_files else []
     found += [_Problem(path=at, message=text) for at, text in more]
+    found += _open_secrets(tree)
     if tree.errors or found or config is None:
         lines = tree.errors + sorted((_line(tree, path, problem) for problem in found), key=_by_line)
         raise ConfigError("\n".join(dict.fromkeys(lines)))
     return Loaded(config=config, sources=tree.sources)
+
+
+def _open_secrets(tree: Tree) -> list[_Problem]:
+    """Secrets whose value stands in a file, or on a command line, which every process of the machine can read."""
+    found = []
+    for at in _CLIENTS:
+        node: Any = tree.data
+        for key in at:
+            node = node.get(key) if isinstance(node, dict) else None
+        for name, value in (node or {}).items() if isinstance(node, dict) else ():
+            path = (*at, name)
+            given = value not in (None, "") and not isinstance(value, dict)
+            if given and is_secret(path) and not (tree.source_of(path) or "").startswith(ENV_PREFIX):
+                text = f"a secret is given by where it stands: {_REFERENCE}, not by its value"
+                found.append(_Problem(path=path, message=text))
+    return found
 
 
 def _model_problems(data: dict[str, Any]) -> list[tuple[KeyPath, str]]:
@@ -161,7 +182,17 @@ def _operators(data: dict[str, Any], found: list[_Problem]) -> dict[str, Operato
 
 
 def _problems_of(error: ValidationError, data: dict[str, Any], at: KeyPath) -> list[_Problem]:
-    return [_problem_of(item, data, at) for item in error.errors(include_url=False)]
+    found = [_problem_of(item, data, at) for item in error.errors(include_url=False)]
+    return [_of_client(problem) for problem in found]
+
+
+def _of_client(problem: _Problem) -> _Problem:
+    """What a client takes as its setting may be of several types: one line for all of them."""
+    for at in _CLIENTS:
+        if problem.path[: len(at)] == at and len(problem.path) > len(at):
+            text = f"must be a text, a number, true or false; or, for a secret, {_REFERENCE}"
+            return _Problem(path=problem.path[: len(at) + 1], message=text)
+    return problem
 
 
 def _problem_of(item: Any, data: dict[str, Any], at: KeyPath) -> _Problem:

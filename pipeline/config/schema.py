@@ -16,26 +16,14 @@ from pydantic import BaseModel
 from laminar.operators.registry import KINDS, config_class
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.config.source import KeyPath
+from laminar.streams.secret import is_secret_name
 
 __all__ = ["did_you_mean", "is_secret", "models_at", "operator_kind"]
-
-_SECRET_ENDINGS = (
-    "password",
-    "passwd",
-    "secret",
-    "token",
-    "credential",
-    "credentials",
-    "api_key",
-    "key.pem",
-    "user.info",
-)
 
 
 def is_secret(path: KeyPath) -> bool:
     """Whether the value at this path must never be printed."""
-    last = path[-1].lower() if path else ""
-    return any(last == end or last.endswith((f"_{end}", f".{end}")) for end in _SECRET_ENDINGS)
+    return bool(path) and is_secret_name(path[-1])
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

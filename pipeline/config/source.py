@@ -19,14 +19,14 @@ import yaml
 
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["ENV_PREFIX", "KeyPath", "Tree", "dotted"]
+__all__ = ["ENV_PREFIX", "FLAT", "KeyPath", "Tree", "dotted"]
 
 ENV_PREFIX = "LAMINAR__"
 
 KeyPath = tuple[str, ...]
 """The keys on the way to a value."""
 
-_FLAT: tuple[KeyPath, ...] = (
+FLAT: tuple[KeyPath, ...] = (
     ("log", "client"),
     ("log", "partitions"),
     ("log", "registry", "client"),
@@ -113,7 +113,7 @@ class Tree:
         self._set(tuple(name.strip().split(".")), text, f"argument {name.strip()}", on_kind)
 
     def _set(self, path: KeyPath, text: str, source: str, on_kind: Callable[[KeyPath], None] | None) -> None:
-        for flat in _FLAT:
+        for flat in FLAT:
             if path[: len(flat)] == flat and len(path) > len(flat) + 1:
                 path = (*flat, dotted(path[len(flat) :]))
         if not all(path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -225,8 +226,8 @@ def test_topics_and_client_settings_may_have_dots_in_their_names(folder: Path) -
     assert config.info().partitions["trajectories.partial"] == 3
 
 
-def test_a_secret_is_never_printed_and_still_reaches_the_processes(folder: Path) -> None:
-    loaded = load_config(Path("run.yaml"), ["log.kind=kafka", "log.client.sasl.password=hunter2"], {})
+def test_a_secret_of_the_environment_is_never_printed_and_still_reaches_the_processes(folder: Path) -> None:
+    loaded = load_config(Path("run.yaml"), ["log.kind=kafka"], {"LAMINAR__LOG__CLIENT__SASL__PASSWORD": "hunter2"})
     shown = {setting.name: setting.value for setting in explain(loaded)}
     assert shown["log.client.sasl.password"] == '"(secret)"'
     resolved = folder / "resolved.yaml"
@@ -234,6 +235,52 @@ def test_a_secret_is_never_printed_and_still_reaches_the_processes(folder: Path)
     assert "hunter2" not in resolved.read_text()
     again = load_config(resolved, [], secret_environment(loaded.config)).config
     assert again.log.model_dump()["client"]["sasl.password"] == "hunter2"
+
+
+@pytest.mark.parametrize("reference", [{"env": "KAFKA_PASSWORD"}, {"file": "/run/secrets/kafka"}])
+def test_a_secret_by_reference_stays_a_reference_everywhere(folder: Path, reference: dict[str, str]) -> None:
+    argument = f"log.client.sasl.password={json.dumps(reference)}"
+    loaded = load_config(Path("run.yaml"), ["log.kind=kafka", argument], {})
+    ((how, where),) = reference.items()
+    shown = {setting.name: setting.value for setting in explain(loaded)}
+    assert shown[f"log.client.sasl.password.{how}"] == json.dumps(where)
+    resolved = folder / "resolved.yaml"
+    resolved.write_text(resolved_yaml(loaded.config))
+    assert load_config(resolved, [], {}).config.log == loaded.config.log
+    assert secret_environment(loaded.config) == {}
+
+
+def test_a_secret_by_its_value_is_refused_in_a_file_and_on_the_command_line(folder: Path) -> None:
+    write(GOOD.replace("kind: sqlite\n  path: here", "kind: kafka\n  client:\n    sasl.password: hunter2"))
+    (found,) = errors(Path("run.yaml"), [])
+    assert "log.client.sasl.password: a secret is given by where it stands: {env: NAME} or {file: PATH}" in found
+    assert found.startswith("run.yaml:")
+    assert "hunter2" not in found
+    (found,) = errors(Path("run.yaml"), ["log.client.sasl.password=hunter3"])
+    assert found.startswith("argument log.client.sasl.password: a secret is given by where it stands")
+    assert "hunter3" not in found
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "message"),
+    [
+        ("broker", "'broker' has no port: write HOST:PORT, for example broker:9092"),
+        ("a:1,,b:2", "has an empty address between its commas"),
+        ("::1:9092", r"an IPv6 address needs brackets"),
+        ("broker:65536", "the port must be a number from 1 to 65535, not '65536'"),
+        ("ssl://broker:9093", "write broker:9093, and log.client.security.protocol=SSL"),
+    ],
+)
+def test_a_broker_address_that_is_none_is_refused(folder: Path, bootstrap: str, message: str) -> None:
+    (found,) = errors(Path("run.yaml"), ["log.kind=kafka", f"log.bootstrap={bootstrap}"])
+    assert message in found
+    assert found.startswith("argument log.bootstrap: ")
+
+
+def test_several_addresses_and_an_ipv6_one_are_taken(folder: Path) -> None:
+    given = "broker-1.example:9092,[::1]:9093"
+    config = load_config(Path("run.yaml"), ["log.kind=kafka", f"log.bootstrap={given}"], {}).config
+    assert config.log.model_dump()["bootstrap"] == given
 
 
 def test_an_error_about_a_secret_does_not_print_it(folder: Path) -> None:
