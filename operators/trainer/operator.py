@@ -37,7 +37,7 @@ from laminar.operators.trainer.report import report, training_step
 from laminar.operators.trainer.selection import Batch, select
 from laminar.operators.weights import WeightPublisher
 from laminar.schemas import records as r
-from laminar.schemas.errors import CheckpointError
+from laminar.schemas.errors import Unavailable
 from laminar.streams.dead_letter import send_letter
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Membership, Producer
@@ -264,8 +264,11 @@ class Trainer:
         name = f"{progress.step:08d}.{progress.epoch}"
         try:
             self._checkpoints.save(name, progress.pack(), self._learner)
-        except (OSError, RuntimeError) as error:
-            raise CheckpointError(f"{self._checkpoints.folder / name}: not saved: {error}") from error
+        except (OSError, RuntimeError) as error:  # torch wraps the former in the latter
+            raise Unavailable(
+                f"{self._checkpoints.folder / name}: not saved: {error} (the trainer goes on from the checkpoint before"
+                f" it as soon as it can write there)"
+            ) from error
         self._saved_step = progress.step
         self._checkpoint_s = self._context.stopwatch() - began
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from laminar.operators.trainer.checkpoint import Checkpoints, Disk, Saved
 from laminar.operators.trainer.config import CheckpointConfig
 from laminar.schemas import records as r
-from laminar.schemas.errors import CheckpointError, Fenced, OffsetOutOfRange
+from laminar.schemas.errors import CheckpointError, Fenced, OffsetOutOfRange, Unavailable
 from laminar.streams.log import TopicPartition
 from tests.support.dataflow import make_prompt
 from tests.support.training import CountingLearner, Publisher, TrainerRun, dead, eval_prompt, group, scored
@@ -192,6 +193,29 @@ def test_b9_crash_during_the_first_checkpoint_begins_at_step_0(tmp_path: Path) -
     run.start()
     run.settle()
     assert [(s.step, s.epoch) for s in run.steps] == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("operation", ["make", "write", "sync", "rename"])
+def test_a_full_disk_is_tried_again_and_costs_one_step(run: TrainerRun, operation: str) -> None:
+    class Full(Disk):
+        def __getattribute__(self, name: str) -> Any:
+            if name != operation or not run.learner.learnt:
+                return super().__getattribute__(name)
+
+            def fails(*args: Any) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            return fails
+
+    run.start(checkpoints=Checkpoints(run.folder, keep=2, disk=Full()))
+    with pytest.raises(Unavailable, match=r"00000001\.0: not saved: .*No space left on device"):
+        run.feed([0, 1])
+    run.start()
+    run.settle()
+    assert [(s.step, s.epoch) for s in run.steps] == [(1, 0), (1, 1)]
+    run.start()
+    run.settle()
+    assert run.learner.learnt == list(run.steps[-1].trained)
 
 
 def test_b8_checkpoints_without_a_pointer_are_an_error_and_not_step_0(run: TrainerRun) -> None:
