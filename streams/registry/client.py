@@ -86,8 +86,6 @@ class SchemaRegistry:
             return self._schemas[schema_id]
 
     def _id_of(self, client: Any, subject: str, schema: Any, deadline: Deadline) -> int:
-        if self._config.register_schemas:
-            self._set_compatibility(client, subject, deadline)
         try:
             found = self._ask(lambda: client.lookup_schema(subject, schema).schema_id, deadline)
         except _NotFound:
@@ -96,6 +94,7 @@ class SchemaRegistry:
                     f"log.registry: {self._config.url} does not have this release's schema under subject {subject}, and"
                     f" log.registry.register_schemas is false (start once with true and a login that may write)"
                 ) from None
+            self._set_compatibility(client, subject, deadline)
             found = self._ask(lambda: client.register_schema(subject, schema), deadline, subject)
             logger.info("registered the schema of %s with %s, id %s", subject, self._config.url, found)
         if not isinstance(found, int):
