@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from laminar.schemas import records as r
 from laminar.schemas.codec import Codec
 from laminar.streams.sqlite import SqliteLog
 from laminar.streams.topics import outgoing, topic_specs
+from tests.integration.pipeline.operator_process import Process
 from tests.integration.pipeline.supervised import wait_until
 
 RUN_FILE = """\
@@ -30,28 +30,6 @@ model: {{path: {folder}/model}}
 operators: {{repack: {{kind: repack}}}}
 log: {{kind: sqlite, path: {folder}/log}}
 """
-
-
-class Process:
-    """``laminar operator repack`` or the supervisor's light entry, with its log."""
-
-    def __init__(self, folder: Path, *command: str) -> None:
-        self._log = folder / f"{len(list(folder.iterdir()))}.err"
-        with self._log.open("wb") as out:
-            self.popen = subprocess.Popen([sys.executable, "-m", *command], stderr=out, stdin=subprocess.DEVNULL)
-
-    def entries(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
-
-    def messages(self) -> str:
-        return "\n".join(entry["message"] for entry in self.entries())
-
-    def wait_ready(self) -> None:
-        wait_until(lambda: self.popen.poll() is not None or "is ready" in self.messages(), "ready", 60.0)
-        assert self.popen.poll() is None, self._log.read_text()
-
-    def wait(self) -> int:
-        return self.popen.wait(timeout=60.0)
 
 
 @pytest.fixture
