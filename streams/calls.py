@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from laminar.schemas.codec import Codec
 from laminar.schemas.errors import DecodeError, EncodeError, RecordTooLarge
-from laminar.schemas.records import Record
-from laminar.streams.dead_letter import MAX_VALUE_BYTES, dead_letter
+from laminar.schemas.records import DeadLetter, Record
+from laminar.streams.dead_letter import DEAD_LETTERS, bare, dead_letter
 from laminar.streams.hand import Entry
 from laminar.streams.topics import outgoing
 from laminar.streams.worker import Worker
@@ -76,10 +76,15 @@ class Calls:
         """An output was too large: a dead letter in its place; if the letter is, one without the source's bytes."""
         if entry.bare:
             raise error
-        entry.bare = entry.dead
+        if entry.dead:
+            letter = self._codec.decode(entry.outputs[0].value or b"")
+            assert isinstance(letter, DeadLetter)
+            entry.bare = True
+            entry.finish([outgoing(self._codec, bare(letter))])
+            return
         with suppress(DecodeError):
             entry.record = self._decoded(entry)
-        self._bury(entry, error, now, max_value_bytes=0 if entry.bare else MAX_VALUE_BYTES)
+        self._bury(entry, error, now)
 
     def cancel(self, entries: Iterable[Entry]) -> None:
         """Forget the calls of these."""
@@ -105,8 +110,8 @@ class Calls:
         self._open[entry.ticket] = entry
         self._worker.submit(entry.ticket, record)
 
-    def _bury(self, entry: Entry, error: Exception, now: float, max_value_bytes: int = MAX_VALUE_BYTES) -> None:
-        """The entry's only output is its dead letter."""
+    def _bury(self, entry: Entry, error: Exception, now: float) -> None:
+        """The entry's only output is its dead letter. There are no letters about letters: they would never end."""
         if entry.source is None:
             raise error
         logger.error("%s: dead letter after attempt %d: %s", entry.source.where, entry.attempt, error)
@@ -117,7 +122,9 @@ class Calls:
             attempt=entry.attempt,
             at_ms=int(now * 1000),
             record=entry.record,
-            max_value_bytes=max_value_bytes,
         )
-        entry.finish([outgoing(self._codec, letter)])
+        if entry.source.topic == DEAD_LETTERS:
+            entry.finish([])
+        else:
+            entry.finish([outgoing(self._codec, letter)])
         entry.dead = True

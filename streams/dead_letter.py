@@ -88,10 +88,11 @@ def dead_letter(
 def bare(letter: r.DeadLetter) -> r.DeadLetter:
     """The same letter, small: without the source's value and headers. What it says about fates stays."""
     where = f"{letter.topic}[{letter.partition}]@{letter.offset}"
+    size = "bytes" if letter.value is None else f"{len(letter.value)} bytes"
     return r.DeadLetter(
         operator=letter.operator,
         kind=letter.kind,
-        error=f"{shortened(letter.error, _BARE_TEXT)} (the source's bytes are left out; read them at {where})",
+        error=f"{shortened(letter.error, _BARE_TEXT)} (the source's {size} are left out; read them at {where})",
         topic=letter.topic,
         partition=letter.partition,
         offset=letter.offset,

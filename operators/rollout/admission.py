@@ -1,21 +1,24 @@
 """New groups: as many as fit, at once, in one transaction {Started of each member, offset of the prompts}.
 
 After back-pressure the number in flight is back at its cap with the next call (case A10), and a group larger than the
-cap is taken when nothing is in hand (case A13). Bytes that are no prompt become a dead letter in the same transaction.
+cap is taken when nothing is in hand (case A13). Bytes that are no prompt become a dead letter in the same transaction,
+and so does a prompt that is too large for the lifecycle topic.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field, replace
 
 from laminar.operators.operator import Context
 from laminar.operators.rollout import event
 from laminar.operators.rollout.intake import Intake, Offer
 from laminar.operators.rollout.ledger import Owned
 from laminar.operators.rollout.round import admits
-from laminar.schemas.errors import Aborted, DecodeError, Evicted
-from laminar.streams.dead_letter import dead_letter
-from laminar.streams.log import OutRecord, Producer, TopicPartition
+from laminar.schemas import records as r
+from laminar.schemas.errors import Aborted, DecodeError, Evicted, RecordTooLarge
+from laminar.streams.dead_letter import dead_letter, send_letter
+from laminar.streams.log import OutRecord, Producer, Transaction
 from laminar.streams.topics import outgoing
 
 __all__ = ["Admission"]
@@ -23,6 +26,25 @@ __all__ = ["Admission"]
 _KEEP_ALIVE_S = 0.2
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What becomes of one offer: the members that are taken, or a dead letter."""
+
+    offer: Offer
+    letter: r.DeadLetter | None = None
+    owned: list[Owned] = field(default_factory=list)
+    records: list[OutRecord] = field(default_factory=list)
+
+
+class _Refused(Exception):
+    """Leaves a transaction in order to abort it; never seen outside."""
+
+    def __init__(self, index: int, error: RecordTooLarge) -> None:
+        super().__init__(str(error))
+        self.index = index
+        self.error = error
 
 
 class Admission:
@@ -43,28 +65,37 @@ class Admission:
         chosen = self._choose(in_flight, version)
         if not chosen:
             return []
-        owned: list[Owned] = []
-        out: list[OutRecord] = []
-        offsets: dict[TopicPartition, int] = {}
         at_ms = int(now * 1000)
-        for offer in chosen:
-            offsets[offer.source.source] = offer.source.offset + 1
-            if offer.prompt is None:
-                error = offer.error or DecodeError(f"{offer.source.where}: not a prompt")
-                letter = dead_letter(offer.source, error, operator=self._context.name, attempt=1, at_ms=at_ms)
-                out.append(outgoing(self._context.codec, letter))
-                continue
-            for member in Owned.started(offer.prompt, at_ms=at_ms):
-                record = event.started(
-                    member,
-                    rollout_id=self._context.instance,
-                    incarnation=incarnation,
-                    version=version,
-                    engine=engine,
-                )
-                out.append(outgoing(self._context.codec, record))
-                owned.append(member)
-        return owned if self._commit(out, offsets, len(chosen)) else []
+        while True:
+            plans = [
+                self._plan(offer, at_ms, incarnation=incarnation, version=version, engine=engine) for offer in chosen
+            ]
+            try:
+                committed = self._commit(plans)
+            except _Refused as refused:
+                chosen[refused.index] = replace(chosen[refused.index], error=refused.error)
+            else:
+                return [member for plan in plans for member in plan.owned] if committed else []
+
+    def _plan(self, offer: Offer, at_ms: int, *, incarnation: int, version: int, engine: str) -> _Plan:
+        if offer.prompt is None or offer.error is not None:
+            error = offer.error or DecodeError(f"{offer.source.where}: not a prompt")
+            logger.error("%s: dead letter: %s", offer.source.where, error)
+            letter = dead_letter(
+                offer.source, error, operator=self._context.name, attempt=1, at_ms=at_ms, record=offer.prompt
+            )
+            return _Plan(offer, letter=letter)
+        plan = _Plan(offer, owned=Owned.started(offer.prompt, at_ms=at_ms))
+        for member in plan.owned:
+            record = event.started(
+                member,
+                rollout_id=self._context.instance,
+                incarnation=incarnation,
+                version=version,
+                engine=engine,
+            )
+            plan.records.append(outgoing(self._context.codec, record))
+        return plan
 
     def keep_alive(self, now: float) -> None:
         """The member's sign of life while no group is fetched."""
@@ -100,11 +131,12 @@ class Admission:
                 break
         return chosen if self._intake.holds(chosen) else []
 
-    def _commit(self, out: list[OutRecord], offsets: dict[TopicPartition, int], n_offers: int) -> bool:
+    def _commit(self, plans: list[_Plan]) -> bool:
+        offsets = {plan.offer.source.source: plan.offer.source.offset + 1 for plan in plans}
         try:
             with self._producer.transaction() as tx:
-                for record in out:
-                    tx.send(record)
+                for index, plan in enumerate(plans):
+                    self._send(tx, index, plan)
                 tx.commit_offsets(self._intake.membership(), offsets)
         except Aborted as error:
             logger.warning("groups not taken, trying again: %s", error)
@@ -113,5 +145,15 @@ class Admission:
             logger.info("groups not taken, they belong to another member: %s", error)
             self._intake.rewind()
             return False
-        self._intake.taken(n_offers)
+        self._intake.taken(len(plans))
         return True
+
+    def _send(self, tx: Transaction, index: int, plan: _Plan) -> None:
+        if plan.letter is not None:
+            send_letter(tx, self._context.codec, plan.letter)
+            return
+        for record in plan.records:
+            try:
+                tx.send(record)
+            except RecordTooLarge as error:
+                raise _Refused(index, error) from error

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import DecodeError
+from laminar.schemas.errors import DecodeError, LaminarError
 from laminar.schemas.records import Prompt
 from laminar.streams.log import Log, LogRecord, Membership, TopicPartition
 
@@ -27,7 +27,8 @@ class Offer:
 
     source: LogRecord
     prompt: Prompt | None
-    error: DecodeError | None = None
+    error: LaminarError | None = None
+    """Why it cannot be taken."""
 
 
 class Intake:

@@ -25,6 +25,7 @@ from laminar.operators.rollout.ledger import Ledger, Owned
 from laminar.operators.rollout.outbox import Outbox
 from laminar.schemas import records as r
 from laminar.schemas.errors import EncodeError, InvalidRecord, InvalidRequest
+from laminar.streams.dead_letter import shortened
 from laminar.streams.topics import Encoder, outgoing
 
 __all__ = ["Work"]
@@ -258,7 +259,7 @@ class Work:
     def _bury(self, owned: Owned, kind: str, error: str, now: float) -> None:
         """{Ended(finish=None), DeadLetter}."""
         at_ms = int(now * 1000)
-        error = error.encode("utf-8", "replace").decode()
+        error = shortened(error)
         logger.error("%s: dead letter after %d attempts: %s", owned.trajectory_id, max(1, owned.tries), error)
         self._forget(owned, owned.attempt)
         letter = event.dead_letter(owned, operator=self._operator, kind=kind, error=error, at_ms=at_ms)
