@@ -159,7 +159,13 @@ class Campaign:
         for target in fault.targets:
             if fault.kind in ("kill", "clock") and target != SUPERVISOR:
                 self._until_there(target)
-            act = {"kill": self._kill, "pause": self._pause, "disk": self._fill_disk, "clock": self._set_clock}
+            act = {
+                "kill": self._kill,
+                "pause": self._pause,
+                "disk": self._fill_disk,
+                "clock": self._set_clock,
+                "clock_step": self._set_clock,
+            }
             if act[fault.kind](fault, target):
                 hit.append(target)
             else:
@@ -220,6 +226,8 @@ class Campaign:
 
     def _set_clock(self, fault: Fault, target: str) -> bool:
         (self.deployment.clocks / target).write_text(str(fault.step_s))
+        if fault.kind == "clock_step":
+            return True
         if self.deployment.send(target, signal.SIGKILL) is None:
             return False
         self.seen.expect(target, fault.kind)
@@ -262,6 +270,7 @@ class Campaign:
             raise CampaignFailed(self._story(f"`laminar run` ended with code {code} after SIGTERM"))
         self.deployment.start(f"steps={self.seen.step + _LAST_STEPS}")
         code = self.deployment.wait(_UNLIMITED_WAIT_S)
+        self.seen.look()
         self._say("finished", code=code)
         if code != 0:
             raise CampaignFailed(self._story(f"the last `laminar run` ended with code {code}"))

@@ -13,13 +13,13 @@ from typing import Literal
 
 __all__ = ["BROKER", "SUPERVISOR", "Fault", "FaultKind", "plan"]
 
-FaultKind = Literal["kill", "pause", "kill_broker", "pause_broker", "broker_away", "disk", "clock"]
+FaultKind = Literal["kill", "pause", "kill_broker", "pause_broker", "broker_away", "disk", "clock", "clock_step"]
 """
 ``kill``: SIGKILL, of one process or of two at once; ``pause``: SIGSTOP, and SIGCONT after ``seconds``;
 ``kill_broker``: SIGKILL, started again after ``seconds``; ``pause_broker``: SIGSTOP for ``seconds``; ``broker_away``:
 an orderly stop for ``seconds``; ``disk``: no file of the process may grow for ``seconds`` (as on a full disk);
 ``clock``: the wall clock of the process is set by ``step_s``, then it is killed, so that its successor begins
-in the past or in the future.
+in the past or in the future; ``clock_step``: it is set while the process runs.
 """
 
 BROKER = "broker"
@@ -31,7 +31,8 @@ _WEIGHTS: dict[FaultKind, float] = {
     "kill_broker": 0.8,
     "pause_broker": 0.6,
     "disk": 1.0,
-    "clock": 1.0,
+    "clock": 0.7,
+    "clock_step": 0.7,
 }
 _PAUSES_S = (5.0, 8.0, 14.0)
 """Past the session timeout; past the lease too; past the transaction timeout too (see deployment)."""
@@ -104,6 +105,6 @@ def _fault(
         case "disk":
             target = rng.choice(["trainer-0", "relay-0", SUPERVISOR])
             return Fault(kind=kind, targets=(target,), gap_s=gap_s, seconds=rng.uniform(3.0, 8.0))
-        case "clock":
-            step_s = rng.choice((-60.0, -5.0, 5.0, 60.0))
-            return Fault(kind=kind, targets=(rng.choice(rollouts),), gap_s=gap_s, step_s=step_s)
+        case "clock" | "clock_step":
+            target = rng.choice(rollouts if kind == "clock" else list(instances))
+            return Fault(kind=kind, targets=(target,), gap_s=gap_s, step_s=rng.choice((-3600.0, -60.0, 5.0, 60.0)))

@@ -22,7 +22,8 @@ _BEGIN, _END = "<!-- soak report -->", "<!-- end of soak report -->"
 
 _KINDS = {
     "kill": "kill -9",
-    "clock": "kill -9, clock set",
+    "clock": "kill -9, successor's clock set by up to an hour",
+    "clock_step": "clock set by up to an hour while it runs",
     "pause": "stopped and woken (zombie)",
     "disk": "no file may grow (full disk)",
     "kill_broker": "kill -9",
@@ -87,7 +88,7 @@ def _facts(campaign: Campaign, killed: int) -> Iterator[tuple[str, str]]:
     seen, found = campaign.seen, campaign.evidence
     yield "processes killed with kill -9", str(killed)
     yield "time", f"{campaign.wall_s / 60:.1f} min"
-    yield "optimizer steps", f"{seen.step} ({seen.steps_seen - seen.step:+d} made again after a crash)"
+    yield "optimizer steps", f"{seen.step} ({max(0, seen.steps_seen - seen.step)} made again after a crash)"
     yield "longest time without an optimizer step", f"{seen.longest_stall_s:.1f} s"
     if seen.longest_away_s:
         yield "the same around two minutes without a broker", f"{seen.longest_away_s:.1f} s"
