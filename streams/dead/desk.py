@@ -79,6 +79,8 @@ class Desk:
         self._by = by
         self._deadline = deadline
         self._clock = clock
+        self._unseen = False
+        """The last decision has been committed, but perhaps not been read."""
         self._resolved: dict[str, str] | None = None
         self._producer: Producer | None = None
         self.register = Register(log, codec)
@@ -106,7 +108,9 @@ class Desk:
         if entry.settled is not None:
             return self._already(entry, action)
         original = self._original(entry) if action == "retry" else None
-        while True:
+        if self._unseen:
+            self._read_on()
+        while entry.settled is None:
             try:
                 self._commit(entry, action, original)
             except RecordTooLarge as error:
@@ -116,16 +120,9 @@ class Desk:
                 self._deadline.check()
                 time.sleep(min(_PAUSE_S, self._deadline.remaining()))
                 self._take_over()
-                if entry.settled is not None:
-                    break
-            else:
-                while entry.settled is None:
-                    self._deadline.check(f"{entry.place}: decided, but not visible yet")
-                    self.register.poll(min(_WAIT_S, self._deadline.remaining()))
-                break
-        verb = {"retry": "retried", "drop": "dropped"}[action]
-        if entry.settled is not None and (entry.settled.by, entry.settled.action) != (self._by, action):
+        if (entry.settled.by, entry.settled.action) != (self._by, action):
             return self._already(entry, action)
+        verb = {"retry": "retried", "drop": "dropped"}[action]
         return Outcome(
             entry=entry, done=True, as_wanted=True, text=f"{entry.place} {verb}{self._effect(entry, original)}"
         )
@@ -149,6 +146,7 @@ class Desk:
                 tx.send(original)
             tx.send(outgoing(self._codec, marker, partition=entry.partition))
             tx.commit_offsets(Membership(self._id), {where: self.register.position()[where]})
+        entry.settled, self._unseen = marker, True
 
     def _already(self, entry: Entry, action: r.SettleAction) -> Outcome:
         assert entry.settled is not None
@@ -210,6 +208,7 @@ class Desk:
                 f"a decision at or behind {hidden} is not visible yet: a transaction is open before it"
             )
             self.register.poll(min(_WAIT_S, self._deadline.remaining()))
+        self._unseen = False
 
     def _hidden(self) -> str:
         """Where a decision must stand that is not visible yet."""
