@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition as Partition
 from laminar.schemas.errors import Retryable, Unavailable, UnknownTopic
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.connection import Connection
+from laminar.streams.kafka.errors import translate
 from laminar.streams.log import Bounds, TopicPartition
 
 __all__ = ["Offsets", "bounds_of"]
@@ -78,6 +79,7 @@ class Offsets:
                 lambda left: stable.committed(asked, timeout=left), what, stable, timeout_s=stable_s
             )
         except Retryable:
+            self._raise_if_forbidden(stable, group)
             client = self._client(group, "read_uncommitted")
             found = self._connection.ask(lambda left: client.committed(asked, timeout=left), what, client)
         for p in found:
@@ -85,6 +87,14 @@ class Offsets:
                 kind = UnknownTopic if p.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART else Unavailable
                 raise kind(f"offsets of group {group}: {p.topic}[{p.partition}]: {p.error.str()}")
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
+    def _raise_if_forbidden(self, client: Consumer, group: str) -> None:
+        """librdkafka lets a call time out for which the permission is missing; only an event says why."""
+        while (message := client.poll(0)) is not None:
+            error = message.error()
+            if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                where = f"offsets of group {group} on {self._connection.bootstrap}"
+                raise translate(error, where, needs=f"DESCRIBE on group {group}")
 
     def close(self) -> None:
         """Disconnect."""
