@@ -29,6 +29,16 @@ class RewardConfig(OperatorConfig):
     """Limit for such a process to import the function."""
     max_in_hand: int = Field(default=64, ge=1)
     """Trajectories read and not yet committed."""
+    max_in_hand_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
+    """The same in bytes, as encoded, for trajectories that are long."""
+    revoke_s: float = Field(default=2.0, ge=0)
+    """How long a partition that goes to another process may wait for calls that are running, so that they need not be
+    done again."""
+    outage_s: float = Field(default=120.0, gt=0)
+    """The process ends, for its supervisor, when transactions have failed for so long."""
+    on_lost_offsets: Literal["stop", "jump"] = "stop"
+    """When retention has removed trajectories before they were scored: ``stop`` with both offsets, or ``jump`` to the
+    first one that is left, with an ``OffsetsSkipped`` on ``dead.letters``."""
     on_truncated: Literal["keep", "penalty"] = "keep"
     """What a training trajectory that hit its token limit gets: its reward as it is, or less ``penalty``. (Dropping
     or masking it is the trainer's choice.)"""

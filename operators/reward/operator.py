@@ -41,6 +41,10 @@ def build(config: RewardConfig, context: Context) -> Loop:
             topics=["trajectories.completed"],
             worker=worker,
             max_in_hand=config.max_in_hand,
+            max_in_hand_bytes=config.max_in_hand_bytes,
+            revoke_s=config.revoke_s,
+            outage_s=config.outage_s,
+            on_lost_offsets=config.on_lost_offsets,
         )
     except BaseException:
         worker.close()

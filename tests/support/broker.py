@@ -19,6 +19,8 @@ _IMPATIENT = {
     "log.cleaner.backoff.ms": "200",
     "log.segment.delete.delay.ms": "1000",
     "group.consumer.heartbeat.interval.ms": "200",
+    "group.min.session.timeout.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import time
@@ -39,6 +40,12 @@ def obey(trajectory: CompletedTrajectory, *, scale: float = 1.0) -> object:
             print("a function may print")  # noqa: T201
             return Score(reward=1.0, components={"half": 0.5}, meta={"pid": str(os.getpid())})
     raise AssertionError(trajectory.text)
+
+
+def nap(trajectory: CompletedTrajectory, *, longest_s: float = 0.3) -> float:
+    """Takes a time of its own for each trajectory, the same in every attempt."""
+    time.sleep(longest_s * random.Random(trajectory.trajectory_id).random() ** 3)
+    return 1.0
 
 
 NOT_CALLABLE = 5
