@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from laminar.schemas import records as r
 from laminar.schemas.errors import InvalidRecord
 from laminar.schemas.tokens import Tokens, ids_view
@@ -42,7 +44,7 @@ def _prompt(prompt: r.Prompt, where: str) -> None:
         f"{where}.prompt_tokens: {len(prompt.prompt_tokens)} bytes, but n_prompt_tokens={n} needs {4 * n}",
     )
     if n:
-        _at_least(0, int(ids_view(prompt.prompt_tokens).min()), f"{where}.prompt_tokens")
+        _at_least(0, int(np.minimum.reduce(ids_view(prompt.prompt_tokens))), f"{where}.prompt_tokens")
     _at_least(1, prompt.group_size, f"{where}.group_size")
     _at_least(1, prompt.sampling.max_tokens, f"{where}.sampling.max_tokens")
     _at_least(0, prompt.min_version, f"{where}.min_version")
@@ -91,14 +93,10 @@ def _versions(tokens: Tokens, low: int, high: int, where: str) -> None:
     """The declared range is the range of the sampled tokens."""
     _at_least(0, low, f"{where}.version_min")
     _require(low <= high, f"{where}.version_max: {high} is below version_min={low}")
-    if not tokens.n_tokens:
+    found = tokens.version_range()
+    if found is None:
         return
-    versions = tokens.versions_T
-    if tokens.mask_T.min() == 0:
-        versions = versions[tokens.mask_T != 0]
-        if not versions.size:
-            return
-    oldest, newest = int(versions.min()), int(versions.max())
+    oldest, newest = found
     _require(
         (low, high) == (oldest, newest),
         f"{where}.version_min, version_max: {low}, {high}, but the tokens carry {oldest} to {newest}",

@@ -26,6 +26,8 @@ __all__ = ["EMPTY", "Tokens", "ids_buffer", "ids_view"]
 _I32 = np.dtype("<i4")
 _F32 = np.dtype("<f4")
 _U8 = np.dtype("u1")
+_MIN, _MAX = np.minimum.reduce, np.maximum.reduce
+"""As ``min()`` and ``max()`` of an array, without their cost for a short one."""
 
 
 def ids_buffer(ids: Sequence[int] | NDArray[np.int32]) -> bytes:
@@ -136,25 +138,37 @@ class Tokens:
                 )
         if n == 0:
             return
-        if self.ids_T.min() < 0:
+        if _MIN(self.ids_T) < 0:
             raise InvalidRecord(f"{where}.ids: negative token id {int(self.ids_T.min())}")
-        mask = self.mask_T
-        if mask.max() > 1:
-            raise InvalidRecord(f"{where}.mask: {int(mask.max())} is not 0 or 1")
-        sampled = slice(None) if mask.min() == 1 else np.flatnonzero(mask)
-        logprobs, versions = self.logprobs_T[sampled], self.versions_T[sampled]
-        if not logprobs.size:
+        ones = self.mask.count(1)
+        if ones + self.mask.count(0) != n:
+            raise InvalidRecord(f"{where}.mask: {int(self.mask_T.max())} is not 0 or 1")
+        if not ones:
             return
-        if not (logprobs.max() <= 0.0 and logprobs.min() > -np.inf):  # NaN fails the first comparison
+        sampled = slice(None) if ones == n else np.flatnonzero(self.mask_T)
+        logprobs = self.logprobs_T[sampled]
+        if not (_MAX(logprobs) <= 0.0 and _MIN(logprobs) > -np.inf):  # NaN fails the first comparison
             at = self._first(sampled, ~(np.isfinite(logprobs) & (logprobs <= 0.0)))
             raise InvalidRecord(
                 f"{where}.logprobs: {self.logprobs_T[at]} at token {at}; a logprob is finite and at most 0"
             )
-        if versions.min() < 0:
-            at = self._first(sampled, versions < 0)
+        low, _ = self.version_range() or (0, 0)
+        if low < 0:
+            at = self._first(sampled, self.versions_T[sampled] < 0)
             raise InvalidRecord(
                 f"{where}.versions: {int(self.versions_T[at])} at token {at}; every sampled token carries its version"
             )
+
+    def version_range(self) -> tuple[int, int] | None:
+        """The oldest and the newest version that sampled a token here; None without sampled tokens."""
+        ones = self.mask.count(1)
+        if not ones:
+            return None
+        if ones == self.n_tokens and self.versions == self.versions[:4] * self.n_tokens:  # nearly always
+            only = int.from_bytes(self.versions[:4], "little", signed=True)
+            return only, only
+        versions = self.versions_T if ones == self.n_tokens else self.versions_T[self.mask_T == 1]
+        return int(_MIN(versions)), int(_MAX(versions))
 
     def _first(self, chosen: slice | NDArray[np.intp], bad: NDArray[np.bool_]) -> int:
         """The index of the first token among the chosen ones that is bad."""
