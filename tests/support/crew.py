@@ -90,12 +90,14 @@ class Crew:
         rows: int = 50,
         eval_rows: int = 0,
         codec: Codec | None = None,
+        partitions: int = 8,
     ) -> None:
-        """Without a log: a memory log under a clock that only ``go`` moves."""
+        """Without a log: a memory log under a clock that only ``go`` moves. ``partitions``: of topics with several."""
         self.virtual = log is None
         self.now = 1_000_000.0 if self.virtual else time.time()
         self.log = log or MemoryLog(clock=self.clock)
-        self.log.create_topics(topic_specs())
+        specs = topic_specs()
+        self.log.create_topics([s if s.partitions == 1 else replace(s, partitions=partitions) for s in specs])
         self.codec = codec or Codec()
         self.folder = folder
         self.broken_reward = False
