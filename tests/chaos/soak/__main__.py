@@ -54,9 +54,8 @@ def main() -> int:
         sys.stderr.write("interrupted\n")
     finally:
         report = given.report or folder / "report.md"
-        if hasattr(campaign, "seen"):
-            write_report(report, campaign, seed=given.seed, asked=given.kills)
-            _say(report.read_text() if given.report is None else f"report: {report}")
+        write_report(report, campaign, seed=given.seed, asked=given.kills)
+        _say(report.read_text(encoding="utf-8") if given.report is None else f"report: {report}")
         if code == 0 and given.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
     return code

@@ -66,6 +66,7 @@ class Campaign:
         self._broker_down: float | None = None
         self._stopped: set[str] = set()
         self._allowed_s = 0.0
+        self.seen = Observation(self.deployment)
 
     # -- the whole of it
 
@@ -73,8 +74,8 @@ class Campaign:
         """Raises CampaignFailed. What was seen so far stands in the fields, whatever happens."""
         try:
             self.deployment.open()
-            self.seen = Observation(self.deployment)
             self.deployment.start()
+            self.seen.last_progress = time.monotonic()
             self._until(lambda: self.seen.step >= 1, "the first step", _UNLIMITED_WAIT_S)
             for fault in self.faults:
                 self._pass(fault.gap_s)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from laminar.operators.rollout.engines.scripted import seeded
 from laminar.pipeline.config.loading import load_config
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.examples.tokenizer import symbol_tokenizer
@@ -25,8 +26,10 @@ from laminar.streams.broker import Broker
 __all__ = ["SCRIPT", "Deployment", "children_of"]
 
 VOCABULARY = "abcdefgh>"
-SCRIPT: Mapping[str, int] = {"min_tokens": 8, "max_tokens": 96, "vocab_size": 4 + len(VOCABULARY)}
-"""Of every answer; see ``laminar.operators.rollout.engines.scripted.seeded``."""
+MIN_TOKENS, MAX_TOKENS = 8, 96
+VOCAB_SIZE = 4 + len(VOCABULARY)
+SCRIPT = seeded(min_tokens=MIN_TOKENS, max_tokens=MAX_TOKENS, vocab_size=VOCAB_SIZE)
+"""Every answer of a rollout, whichever process gives it."""
 
 _RUN = """\
 name: soak

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from laminar.operators.rollout.engine import EngineRequest
-from laminar.operators.rollout.engines.scripted import Script, seeded
 from laminar.operators.rollout.ledger import member_seed
 from laminar.pipeline.auditing import audit_run
 from laminar.pipeline.config.models import RunConfig
@@ -55,7 +54,6 @@ class Evidence:
 def gather(config: RunConfig, timeout_s: float = 600.0) -> Evidence:
     """Read everything. Raises Retryable when the log does not answer."""
     deadline, codec = Deadline.after(timeout_s, "read what the topics say"), Codec()
-    script = seeded(**SCRIPT)
     with closing(open_log(config.log, run_id=config.name)) as log:
         ledger = audit_run(log, codec, config, deadline)
         completed = tokens = resumed = 0
@@ -65,7 +63,7 @@ def gather(config: RunConfig, timeout_s: float = 600.0) -> Evidence:
                 completed += 1
                 tokens += record.response.n_tokens
                 resumed += record.attempt > 0
-                wrong += wrong_tokens(record, script)
+                wrong += wrong_tokens(record)
         return Evidence(
             ledger=ledger,
             completed=completed,
@@ -76,7 +74,7 @@ def gather(config: RunConfig, timeout_s: float = 600.0) -> Evidence:
         )
 
 
-def wrong_tokens(done: r.CompletedTrajectory, script: Script) -> list[str]:
+def wrong_tokens(done: r.CompletedTrajectory) -> list[str]:
     """How a finished trajectory differs from the script's answer; [] when it does not."""
     if done.seed != member_seed(done.prompt.seed, done.member):
         return [f"{done.trajectory_id}: seed {done.seed} is not the member's"]
@@ -86,7 +84,7 @@ def wrong_tokens(done: r.CompletedTrajectory, script: Script) -> list[str]:
         sampling=done.prompt.sampling,
         seed=done.seed,
     )
-    answer = script(request)
+    answer = SCRIPT(request)
     if tuple(done.response.ids_T.tolist()) != answer.ids:
         return [f"{done.trajectory_id}: its {done.response.n_tokens} tokens are not the script's {len(answer.ids)}"]
     if not np.array_equal(done.response.logprobs_T, np.asarray(answer.logprobs, dtype="<f4")):
