@@ -117,14 +117,8 @@ class Deployment:
         self.clocks.mkdir(parents=True, exist_ok=True)
         self._write_data()
         self.broker = Broker(self.folder / "broker", port=0, session_timeout_s=_SESSION_S, heap_mb=384)
-        engine = {
-            "kind": "scripted",
-            **SCRIPT,
-            "tokens_per_s": 25,
-            "max_running": 64,
-            "max_model_len": 128,
-            **self.script,
-        }
+        answers = {"min_tokens": MIN_TOKENS, "max_tokens": MAX_TOKENS, "vocab_size": VOCAB_SIZE, "tokens_per_s": 25}
+        engine = {"kind": "scripted", **answers, "max_model_len": 128, **self.script}
         (self.folder / "run.yaml").write_text(
             _RUN.format(
                 bootstrap=self.broker.bootstrap,
