@@ -26,6 +26,7 @@ ViolationKind = Literal[
     "delta_gap",
     "ended_twice",
     "evaluated_twice",
+    "fenced_step",
     "letter_twice",
     "lost",
     "moved_twice",

@@ -23,6 +23,7 @@ from laminar.streams.audit.rules import View, findings
 from laminar.streams.audit.settled import MANY, Settled
 from laminar.streams.audit.steps import StepBook
 from laminar.streams.audit.versions import VersionBook
+from laminar.streams.dead_letter import RETRY_OF
 from laminar.streams.ledger import Place, Violation
 from laminar.streams.log import LogRecord
 
@@ -103,6 +104,9 @@ class Fold:
         except DecodeError as error:
             self.unreadable[place] = (record.key or b"").decode("utf-8", "replace"), str(error)
             return
+        for name, value in record.headers:
+            if name == RETRY_OF:
+                self.letters.stands_again(place, value.decode("utf-8", "replace"))
         handler = self._handlers.get(type(seen))
         if handler is not None:
             handler(place, seen, record)

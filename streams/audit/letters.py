@@ -17,6 +17,9 @@ __all__ = ["Letter", "LetterBook"]
 _ONCE = frozenset({"prompts", "trajectories.completed"})
 """Topics whose consumers write a record's letter in the transaction that passes it."""
 
+_AGAIN = frozenset({"prompts", "trajectories.completed", "trajectories.scored"})
+"""Topics on which a letter's record stands again after a retry."""
+
 
 @dataclass(slots=True, eq=False)
 class Letter:
@@ -40,6 +43,8 @@ class LetterBook:
         self.skipped: list[Skipped] = []
         self._settled: dict[Place, tuple[Place, r.DeadLetterSettled]] = {}
         """Place of the letter -> the first decision, and where it stands."""
+        self._again: dict[str, Place] = {}
+        """Place of the letter -> the record that stands again because of it."""
 
     def letter(self, place: Place, record: r.DeadLetter) -> Letter:
         """Take a letter."""
@@ -62,6 +67,10 @@ class LetterBook:
         self._settled[about] = (place, record)
         if about in self.by_place:
             self._decide(self.by_place[about], place, record)
+
+    def stands_again(self, place: Place, letter: str) -> None:
+        """A record says that it was put on its topic again. ``letter``: the place of its letter."""
+        self._again.setdefault(letter, place)
 
     def skip(self, record: r.OffsetsSkipped) -> None:
         """Take a jump of a group."""
@@ -124,6 +133,26 @@ class LetterBook:
                     place=str(place),
                     detail=f"{record.action} of {about}, where no dead letter is",
                     places=(str(place), str(about)),
+                )
+        retried = {str(one.place): one for one in self.by_place.values() if one.retried is not None}
+        for name, letter in retried.items():
+            placed = letter.source.offset >= 0 and letter.source.topic in _AGAIN
+            if placed and name not in self._again and letter.retried is not None and old(letter.retried):
+                yield Violation(
+                    kind="lost",
+                    trajectory_id=", ".join(letter.trajectory_ids) or letter.group_id,
+                    place=str(letter.retried),
+                    detail=f"{letter.source} was given back, but stands nowhere again",
+                    places=(str(letter.retried), name),
+                )
+        for name, place in self._again.items():
+            if name not in retried and old(place) and not incomplete:
+                yield Violation(
+                    kind="no_letter",
+                    trajectory_id=name,
+                    place=str(place),
+                    detail=f"it stands again because of {name}, which nobody has given back",
+                    places=(str(place), name),
                 )
 
     def _decide(self, letter: Letter, place: Place, record: r.DeadLetterSettled) -> None:

@@ -10,7 +10,6 @@ Delta(trajectory_id='d/0/7/3', attempt=0, start=64, n_tokens=16)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laminar.schemas import records as r
@@ -172,18 +171,13 @@ class Peek:
         return self._codec.decode(value)
 
     def _plain(self, value: bytes, written: Written) -> Any:
-        from fastavro import parse_schema, schemaless_reader
+        from fastavro import parse_schema
 
         reader = self._readers.get(written.name)
         if reader is None:
             whole = PACKAGED.current(written.name).whole
             reader = self._readers[written.name] = parse_schema(_cut(whole, _KEPT[written.name]))
-        body = BytesIO(value)
-        body.seek(written.header_bytes)
-        plain = schemaless_reader(body, written.schema, reader)
-        if body.tell() != len(value):
-            raise ValueError(f"{len(value) - body.tell()} bytes follow the record")
-        return plain
+        return written.read(value, reader)
 
 
 def _cut(schema: Mapping[str, Any], kept: _Fields) -> dict[str, Any]:

@@ -120,17 +120,17 @@ def _ownership(member: Member, view: View) -> Iterator[Finding]:
     """A move and its Adopt are one transaction, so is a retry of a letter and the new start."""
     if "trajectories.partial" in view.gone:
         return
-    moves = {one[:3]: one.place for one in member.owners if one.moved and one.incarnation}
-    adopts = {one[:3]: one.place for one in member.adopts}
-    if "rollouts.commands" not in view.gone:
-        for key in moves.keys() - adopts.keys():
-            at = moves[key]
-            detail = f"moved to {key[1]} in attempt {key[0]}, which was never told to adopt it"
-            yield Finding("no_adopt", (at,), detail, view.old(at))
-    for key in adopts.keys() - moves.keys():
-        at = adopts[key]
-        detail = f"{key[1]} was told to adopt it in attempt {key[0]}, but it never moved there"
-        yield Finding("no_move", (at,), detail, view.old(at))
+    moves = [one for one in member.owners if one.moved and one.incarnation]
+    n_moves, n_adopts = Counter(one[:3] for one in moves), Counter(one[:3] for one in member.adopts)
+    if n_moves != n_adopts:
+        for one in moves:
+            if n_moves[one[:3]] > n_adopts[one[:3]] and "rollouts.commands" not in view.gone:
+                detail = f"moved to {one.rollout_id} in attempt {one.attempt}, which was never told to adopt it"
+                yield Finding("no_adopt", (one.place,), detail, view.old(one.place))
+        for one in member.adopts:
+            if n_adopts[one[:3]] > n_moves[one[:3]]:
+                detail = f"{one.rollout_id} was told to adopt it in attempt {one.attempt}, but it never moved there"
+                yield Finding("no_move", (one.place,), detail, view.old(one.place))
     again = [one for one in member.owners if not one.moved and one.attempt > 0]
     given_back = [one for one in member.letters if one.retried is not None and one.source.offset < 0]
     if len(again) > len(given_back):

@@ -110,6 +110,13 @@ class StepBook:
             return
         if record.step > self._last and not (self._lenient and not self.steps):
             self._missing(place, self._last + 1, record.step, "a trainer resumed from it")
+        if self.made and record.version <= self.made.last:
+            self._fault(
+                "wrong_version", f"epoch {record.epoch}", place, f"version {record.version} was given away before"
+            )
+        elif self.made and record.version > self.made.last + 1:
+            detail = f"a trainer took version {record.version}; the newest one that anything made is {self.made.last}"
+            self._fault("step_missing", f"version {record.version - 1}", place, detail)
         while self.window and self.window[-1].step > record.step:
             voided = self.window.pop()
             change.voided.append(voided)
@@ -125,7 +132,8 @@ class StepBook:
     def _step(self, place: Place, record: r.TrainingStep, change: Change) -> None:
         what = f"step {record.step}"
         if record.epoch < self._epoch:
-            self.void_steps += 1  # its trainer was replaced
+            self.void_steps += 1
+            self._fault("fenced_step", what, place, f"of epoch {record.epoch}, after a trainer of {self._epoch} began")
             return
         before = self.window[-1] if self.window else self.evicted
         if record.epoch > self._epoch:
@@ -141,8 +149,8 @@ class StepBook:
         if self._version is not None and record.version != self._version + 1:
             self._fault("wrong_version", what, place, f"made version {record.version} from {self._version}")
         if before is not None and before.step <= self._last:
-            for name, offset in record.offsets.items():
-                if offset < before.offsets.get(name, 0):
+            for name, offset in record.offsets.items():  # a letter that is retried may lie before those of dead.letters
+                if name.startswith("trajectories.scored[") and offset < before.offsets.get(name, 0):
                     detail = f"{name} goes back from {before.offsets[name]} to {offset}"
                     self._fault("offsets_back", what, place, detail, before.place)
         self._version, self._last = record.version, record.step

@@ -31,6 +31,11 @@ class Numbers:
         """The smallest; there must be one."""
         return self._starts[0]
 
+    @property
+    def last(self) -> int:
+        """The largest; there must be one."""
+        return self._ends[-1] - 1
+
     def add(self, number: int) -> None:
         """Put it in."""
         if number in self:

@@ -160,10 +160,10 @@ def test_dropped_members_are_counted_by_reason_and_evaluations_too(story: Story)
 def test_a_step_that_a_resumed_trainer_voids_does_not_count(story: Story) -> None:
     story.until_scored()
     story.step(1, trained=story.ids, passed=2)
-    story.write(sample.trainer_started(epoch=2, step=0))
+    story.write(sample.trainer_started(epoch=2, step=0, version=2))
     ledger = story.audit()
     assert (fates(ledger), ledger.steps, ledger.void_steps) == ((0, {}, 0, {"scored": 2}), 0, 1)
-    story.step(1, epoch=2, trained=story.ids, passed=2)
+    story.step(1, epoch=2, version=3, trained=story.ids, passed=2)
     ledger = story.audit()
     assert (fates(ledger), ledger.steps, ledger.void_steps, ledger.balanced) == ((2, {}, 0, {}), 1, 1, True)
 
@@ -172,7 +172,7 @@ def test_a_step_at_or_below_the_resumed_one_still_counts(story: Story) -> None:
     story.until_scored()
     story.step(1, trained=[story.ids[0]])
     story.step(2, trained=[story.ids[1]])
-    story.write(sample.trainer_started(epoch=2, step=1))
+    story.write(sample.trainer_started(epoch=2, step=1, version=3))
     ledger = story.audit()
     assert (fates(ledger), ledger.steps, ledger.void_steps) == ((1, {}, 0, {"scored": 1}), 1, 1)
 
