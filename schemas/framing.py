@@ -76,15 +76,18 @@ class Written:
     """The schema to resolve to; None: the writer's is today's."""
     header_bytes: int
 
-    def read(self, data: bytes) -> Any:
-        """The record as plain values. Raises ValueError, and what else fastavro raises on damaged bytes."""
+    def read(self, data: bytes, reader: Any = None) -> Any:
+        """The record as plain values; ``reader``: resolved to this schema (parsed) instead of today's.
+
+        Raises ValueError, and what else fastavro raises on damaged bytes.
+        """
         from fastavro import schemaless_reader
         from fastavro.read import SchemaResolutionError
 
         body = BytesIO(data)
         body.seek(self.header_bytes)
         try:
-            plain = schemaless_reader(body, self.schema, self.reader)
+            plain = schemaless_reader(body, self.schema, self.reader if reader is None else reader)
         except SchemaResolutionError as error:
             raise ValueError(f"cannot be resolved to the schema of this release: {error}") from error
         if body.tell() != len(data):

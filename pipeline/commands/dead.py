@@ -26,6 +26,7 @@ from laminar.schemas.errors import ConfigError, DecodeError
 from laminar.streams.dead import Desk, Entry, Gone, Outcome, Register, State, original_of, parse_place, read_letter
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log, LogRecord
+from laminar.streams.open import open_codec
 
 __all__ = ["command"]
 
@@ -88,12 +89,13 @@ def command(
         parse_place(place)
     deadline = Deadline.after(timeout, f"laminar dead {action}")
     with opened_log(config, overrides) as (run, log):
+        codec = open_codec(run.log)
         if action == "list":
-            _list(log, wanted, deadline, as_json=as_json)
+            _list(log, codec, wanted, deadline, as_json=as_json)
         elif action == "show":
-            _show(log, places[0], deadline, raw=raw, as_json=as_json)
+            _show(log, codec, places[0], deadline, raw=raw, as_json=as_json)
         else:
-            _decide(action, log, run.name, places, wanted, deadline, yes=yes)
+            _decide(action, log, codec, run.name, places, wanted, deadline, yes=yes)
 
 
 def _check(action: str, places: Sequence[str], *, every: bool, yes: bool, raw: Path | None) -> None:
@@ -119,15 +121,15 @@ def _moment(option: str, text: str | None) -> int | None:
         raise ConfigError(str(error).replace("--since", option)) from None
 
 
-def _read(log: Log, deadline: Deadline) -> Register:
-    register = Register(log, Codec())
+def _read(log: Log, codec: Codec, deadline: Deadline) -> Register:
+    register = Register(log, codec)
     with closing(register):
         register.read(deadline)
     return register
 
 
-def _list(log: Log, wanted: Filter, deadline: Deadline, *, as_json: bool) -> None:
-    register = _read(log, deadline)
+def _list(log: Log, codec: Codec, wanted: Filter, deadline: Deadline, *, as_json: bool) -> None:
+    register = _read(log, codec, deadline)
     entries = [entry for entry in register.entries.values() if wanted.takes(entry)]
     if as_json:
         for entry in entries:
@@ -147,9 +149,8 @@ def _list(log: Log, wanted: Filter, deadline: Deadline, *, as_json: bool) -> Non
     typer.echo(f"{len(entries):>6}  together: {together}")
 
 
-def _show(log: Log, place: str, deadline: Deadline, *, raw: Path | None, as_json: bool) -> None:
-    codec = Codec()
-    entry = _read(log, deadline).find(place)
+def _show(log: Log, codec: Codec, place: str, deadline: Deadline, *, raw: Path | None, as_json: bool) -> None:
+    entry = _read(log, codec, deadline).find(place)
     letter = read_letter(log, codec, entry, deadline)
     original: LogRecord | None = None
     gone = ""
@@ -207,12 +208,20 @@ def _decoded(codec: Codec, value: bytes | None) -> tuple[Any, str]:
 
 
 def _decide(
-    action: str, log: Log, run_id: str, places: Sequence[str], wanted: Filter, deadline: Deadline, *, yes: bool
+    action: str,
+    log: Log,
+    codec: Codec,
+    run_id: str,
+    places: Sequence[str],
+    wanted: Filter,
+    deadline: Deadline,
+    *,
+    yes: bool,
 ) -> None:
     by = f"{getpass.getuser()}@{socket.gethostname()}"
     if action == "drop" and not yes:
-        _ask(log, places, wanted, deadline)
-    with closing(Desk(log, Codec(), run_id, by=by, deadline=deadline)) as desk:
+        _ask(log, codec, places, wanted, deadline)
+    with closing(Desk(log, codec, run_id, by=by, deadline=deadline)) as desk:
         entries = _chosen(desk.register, places, wanted)
         if not entries:
             typer.echo(f"no open dead letter{' that these filters leave' if wanted.given else ''}: nothing done")
@@ -244,11 +253,11 @@ def _chosen(register: Register, places: Sequence[str], wanted: Filter) -> list[E
     return found if wanted.state is not None else [entry for entry in found if entry.state == "open"]
 
 
-def _ask(log: Log, places: Sequence[str], wanted: Filter, deadline: Deadline) -> None:
+def _ask(log: Log, codec: Codec, places: Sequence[str], wanted: Filter, deadline: Deadline) -> None:
     """Raises ConfigError where nobody can be asked, Exit on no."""
     if not sys.stdin.isatty():
         raise ConfigError("drop: there is no terminal to ask on (valid: --yes)")
-    entries = [entry for entry in _chosen(_read(log, deadline), places, wanted) if entry.state == "open"]
+    entries = [entry for entry in _chosen(_read(log, codec, deadline), places, wanted) if entry.state == "open"]
     members = sum(len(entry.letter.trajectory_ids) for entry in entries)
     question = f"drop {len(entries)} letter(s) for good; {members} member(s) stay dead?"
     if entries and not typer.confirm(question):
