@@ -11,10 +11,20 @@ from laminar.pipeline.commands.arguments import ConfigPath, Overrides
 from laminar.pipeline.process import run_instance
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["command", "split_instance"]
 
 
 _INSTANCE = re.compile(r"^(?P<name>[^-]+)-(?P<index>\d+)$")
+
+
+def split_instance(name: str, index: int | None) -> tuple[str, int]:
+    """Operator and replica of ``rollout-1``, or of ``rollout`` and ``index``. Raises ConfigError if they disagree."""
+    found = _INSTANCE.match(name)
+    if found is None:
+        return name, index or 0
+    if index is not None and index != int(found["index"]):
+        raise ConfigError(f"--instance {index}: {name} is replica {found['index']} already (valid: one of the two)")
+    return found["name"], int(found["index"])
 
 
 def command(
@@ -38,10 +48,5 @@ def command(
     A second SIGTERM leaves at once. Exit codes: 0 finished; 75 trying again may help; 76 another process took its
     identity; 78 wrong configuration; 70 trying again cannot help.
     """
-    found = _INSTANCE.match(name)
-    if found is not None:
-        index = int(found["index"])
-        if instance is not None and instance != index:
-            raise ConfigError(f"--instance {instance}: {name} is replica {index} already (valid: one of the two)")
-        name, instance = found["name"], index
-    raise typer.Exit(run_instance(config, name, instance or 0, arguments=overrides or (), monitor_port=port))
+    name, index = split_instance(name, instance)
+    raise typer.Exit(run_instance(config, name, index, arguments=overrides or (), monitor_port=port))
