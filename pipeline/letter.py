@@ -48,13 +48,14 @@ class Filter:
 def row_of(entry: Entry) -> dict[str, object]:
     """One line of the table."""
     letter = entry.letter
-    first = (letter.error.splitlines() or [""])[0]
+    source = entry.source if letter.offset >= 0 else _about(entry)
+    first = (letter.error.splitlines() or [""])[0].removeprefix(f"{source}: ")
     return {
         "place": entry.place,
         "when": datetime.fromtimestamp(letter.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "operator": letter.operator,
         "kind": letter.kind,
-        "source": entry.source if letter.offset >= 0 else _about(entry),
+        "source": source,
         "tries": letter.attempt,
         "state": entry.state,
         "error": first if len(first) <= _ERROR_WIDTH else f"{first[: _ERROR_WIDTH - 3]}...",

@@ -93,7 +93,7 @@ class Intake:
             except DecodeError as error:
                 logger.warning("%s: dead letter: %s", record.where, error)
                 letters.append(
-                    dead_letter(record, error, operator=self._context.instance, attempt=1, at_ms=int(now * 1000))
+                    dead_letter(record, error, operator=self._context.name, attempt=1, at_ms=int(now * 1000))
                 )
             else:
                 events.append(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from laminar.schemas import records as r
@@ -58,6 +58,15 @@ class Outcome:
     """For a person."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """What the run has made of its members."""
+
+    of: Mapping[str, str]
+    """Member -> the surviving step, or the evaluation, that settled it."""
+    run_has_ended: bool
+
+
 class Desk:
     """See the module's docstring."""
 
@@ -81,7 +90,7 @@ class Desk:
         self._clock = clock
         self._unseen = False
         """The last decision has been committed, but perhaps not been read."""
-        self._resolved: dict[str, str] | None = None
+        self._resolved: Fates | None = None
         self._producer: Producer | None = None
         self.register = Register(log, codec)
         try:
@@ -166,7 +175,7 @@ class Desk:
     def _original(self, entry: Entry) -> OutRecord:
         """What a retry writes. Raises Gone."""
         for trajectory_id in entry.letter.trajectory_ids:
-            fate = self._fates().get(trajectory_id)
+            fate = self._fates().of.get(trajectory_id)
             if fate is not None:
                 raise Gone(f"{entry.place}: {trajectory_id} has another fate already: {fate}")
         where = f"{DEAD_LETTERS}[{entry.partition}]@{entry.offset}"
@@ -182,8 +191,12 @@ class Desk:
         except Gone as error:
             raise Gone(f"{entry.place}: {error}") from error
 
-    def _fates(self) -> dict[str, str]:
-        """Member -> what a surviving step or an evaluation made of it."""
+    @property
+    def run_has_ended(self) -> bool:
+        """What is retried waits until the run is resumed."""
+        return self._fates().run_has_ended
+
+    def _fates(self) -> Fates:
         if self._resolved is None:
             self._resolved = fates(self._log, self._codec, self._run_id, self._deadline)
         return self._resolved
@@ -243,20 +256,24 @@ def _from(log: Log, partition: TopicPartition, offset: int, deadline: Deadline) 
         reader.close()
 
 
-def fates(log: Log, codec: Codec, run_id: str, deadline: Deadline) -> dict[str, str]:
-    """Member -> the surviving step or evaluation that settled it, from ``training.steps``."""
+def fates(log: Log, codec: Codec, run_id: str, deadline: Deadline) -> Fates:
+    """What ``training.steps`` says as of now. Raises DeadlineExceeded."""
     steps: list[tuple[str, r.TrainingStep]] = []
     found: dict[str, str] = {}
+    ended = False
     for record, event in decoded(read_topic(log, "training.steps", deadline), codec):
         if getattr(event, "run_id", None) != run_id:
             continue
         if isinstance(event, r.TrainerStarted):
             steps = [s for s in steps if s[1].epoch >= event.epoch or s[1].step <= event.step]
+            ended = False
         elif isinstance(event, r.TrainingStep):
             steps.append((record.where, event))
         elif isinstance(event, r.Evaluation):
             found.update({one.trajectory_id: f"{one.reason} at {record.where}" for one in event.resolved})
+        elif isinstance(event, r.RunEnded):
+            ended = True
     for where, step in steps:
         found.update(dict.fromkeys(step.trained, f"trained at {where}"))
         found.update({one.trajectory_id: f"dropped ({one.reason}) at {where}" for one in step.dropped})
-    return found
+    return Fates(of=found, run_has_ended=ended)
