@@ -242,6 +242,8 @@ def _decide(
         if len(entries) > 1:
             verb = {"retry": "retried", "drop": "dropped"}[action]
             typer.echo(f"{done} {verb}, {len(entries) - done - refused} already were, {refused} not")
+        if action == "retry" and done and desk.run_has_ended:
+            typer.echo("the run has ended: what was retried is taken up when it is resumed (`laminar run`)")
     if refused:
         raise typer.Exit(1)
 
