@@ -119,6 +119,7 @@ class _Transaction:
         except Fenced:
             self._meter.outcomes["fenced"] += 1
             raise
+        self._send = self._inner.send
         self._meter.begun += 1
         return self
 
@@ -138,7 +139,7 @@ class _Transaction:
         return suppressed
 
     def send(self, record: OutRecord) -> None:
-        self._inner.send(record)
+        self._send(record)
         count = self._sent.get(record.topic)
         if count is None:
             count = self._sent[record.topic] = [0, 0]

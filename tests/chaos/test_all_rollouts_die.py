@@ -47,7 +47,7 @@ def test_a1_without_rollouts_the_run_ends_and_names_topic_lag_and_last_heartbeat
         run = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT)
         try:
             deadline = time.monotonic() + 400
-            while not (trainer_log.exists() and "step 2: version" in trainer_log.read_text()):
+            while not (trainer_log.exists() and "step 1: version" in trainer_log.read_text()):
                 assert run.poll() is None, (tmp_path / "out").read_text()[-4000:]
                 assert time.monotonic() < deadline, (tmp_path / "out").read_text()[-4000:]
                 time.sleep(0.2)
