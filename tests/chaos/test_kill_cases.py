@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pytest
 
+from laminar.operators.repack.fold import PartialPool
 from laminar.schemas import records as r
 from laminar.schemas.codec import Codec
 from laminar.streams.deadline import Deadline
@@ -38,7 +39,7 @@ class Story:
 
     killed: str = ""
     killed_with: dict[str, int] = field(default_factory=dict)
-    """Trajectory -> tokens that its last delta before the kill had reached."""
+    """Trajectory -> tokens on the log at the kill."""
     silenced: str = ""
     silenced_with: frozenset[str] = frozenset()
     late: r.CompletedTrajectory | None = None
@@ -55,22 +56,14 @@ class Stage:
     def __init__(self, deployment: Deployment, log: Log) -> None:
         self.deployment, self.log, self.codec = deployment, log, Codec()
         self.seen = Observation(deployment)
-        self._tails = {topic: Tail(log, [topic]) for topic in ("rollouts.status", "trajectories.partial")}
-        self.beats: dict[str, r.RolloutStatus] = {}
-        self.tokens: dict[str, int] = {}
-        """Trajectory -> tokens on the log, of those that have not ended."""
+        self._tail = Tail(log, ["trajectories.partial"])
+        self._pool = PartialPool()
 
     def look(self) -> None:
         self.seen.look()
-        for topic, tail in self._tails.items():
-            for _, record in decoded(tail.poll(), self.codec):
-                if isinstance(record, r.RolloutStatus):
-                    self.beats[record.rollout_id] = record
-                elif isinstance(record, r.TrajectoryTokens):
-                    self.tokens[record.trajectory_id] = record.start + record.tokens.n_tokens
-                elif isinstance(record, r.TrajectoryEnded):
-                    self.tokens.pop(record.trajectory_id, None)
-            del topic
+        while records := self._tail.poll():
+            for raw, event in decoded(records, self.codec):
+                self._pool.apply(event, raw.source, raw.offset)
 
     def until(self, holds: Callable[[], bool], name: str) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -84,14 +77,13 @@ class Stage:
         records = read_topic(self.log, topic, Deadline.after(60, f"read {topic}"))
         return [record for _, record in decoded(records, self.codec)]
 
-    def begun(self, rollout: str) -> dict[str, int]:
-        """What a rollout holds now that has tokens on the log."""
-        held = [one.trajectory_id for one in self.beats[rollout].in_flight] if rollout in self.beats else []
-        return {one: self.tokens[one] for one in held if self.tokens.get(one)}
+    def held(self, rollout: str) -> dict[str, int]:
+        """What a rollout owns, with the number of tokens on the log."""
+        self.look()
+        return {one.trajectory_id: one.n_response for one in self._pool.alive.values() if one.owner[0] == rollout}
 
     def close(self) -> None:
-        for tail in self._tails.values():
-            tail.close()
+        self._tail.close()
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +129,13 @@ def _tell(story: Story, stage: Stage) -> None:
     stage.until(lambda: stage.seen.steps_seen >= 1, "a step is made")
 
     story.killed = "rollout-1"
-    stage.until(lambda: len(stage.begun(story.killed)) > 0, "it is in the middle of something")
-    story.killed_with = stage.begun(story.killed)
-    assert deployment.send(story.killed, signal.SIGKILL)
+    _stop_with(stage, story.killed, lambda held: sum(n > 0 for n in held.values()) >= 4)
+    story.killed_with = {one: n for one, n in stage.held(story.killed).items() if n > 0}
+    deployment.send(story.killed, signal.SIGKILL)
 
     story.silenced = "rollout-0"
-    stage.until(lambda: len(stage.beats[story.silenced].in_flight) >= 12, "it has taken three groups")
-    pid = deployment.send(story.silenced, signal.SIGSTOP)
-    time.sleep(0.5)
-    stage.look()
-    story.silenced_with = frozenset(one.trajectory_id for one in stage.beats[story.silenced].in_flight)
+    pid = _stop_with(stage, story.silenced, lambda held: len(held) >= 12)
+    story.silenced_with = frozenset(stage.held(story.silenced))
     step = stage.seen.step
     moved = "trajectories.partial"
     stage.until(lambda: story.silenced_with <= _taken_over(stage.read(moved), story.silenced), "others have them")
@@ -156,7 +145,11 @@ def _tell(story: Story, stage: Stage) -> None:
 
     done = [one for one in stage.read("trajectories.completed") if isinstance(one, r.CompletedTrajectory)]
     again = next(one for one in done if one.attempt > 0 and one.prompt.purpose == "train")
-    story.late = replace(again, attempt=0, rollout_id="rollout-9")
+    partial = stage.read("trajectories.partial")
+    first = next(
+        one for one in partial if isinstance(one, r.TrajectoryStarted) and one.trajectory_id == again.trajectory_id
+    )
+    story.late = replace(again, attempt=0, rollout_id=first.rollout_id)
     end = r.TrajectoryEnded(
         trajectory_id=again.trajectory_id, attempt=0, finish=again.finish, n_tokens=again.response.n_tokens, at_ms=0
     )
@@ -165,6 +158,19 @@ def _tell(story: Story, stage: Stage) -> None:
         tx.send(outgoing(stage.codec, end))
     step = stage.seen.step
     stage.until(lambda: stage.seen.step >= step + 2, "steps are made after the late result")
+
+
+def _stop_with(stage: Stage, rollout: str, enough: Callable[[dict[str, int]], bool]) -> int:
+    """SIGSTOP at a moment at which it holds enough; the process."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        stage.until(lambda: enough(stage.held(rollout)), f"{rollout} has enough in hand")
+        pid = stage.deployment.send(rollout, signal.SIGSTOP)
+        time.sleep(0.5)
+        if pid is not None and enough(stage.held(rollout)):
+            return pid
+        stage.deployment.send(rollout, signal.SIGCONT)
+        assert time.monotonic() < deadline
 
 
 def _taken_over(records: list[object], rollout: str) -> set[str]:

@@ -221,6 +221,7 @@ class Campaign:
         def free() -> None:
             for instance in (target, *(self.deployment.instances if target == SUPERVISOR else ())):
                 self.deployment.limit_files(instance, None)
+            self.seen.excuse()
 
         self._after(fault.seconds, free)
         return True

@@ -45,7 +45,7 @@ class Recovery:
     tail: LogTail
     ended: float | None = None
     superseded: bool = False
-    """It was killed again before it was ready."""
+    """It was killed again before it was ready, or could not write that it was."""
 
     @property
     def seconds(self) -> float | None:
@@ -99,6 +99,11 @@ class Observation:
                 recovery.superseded = True
         tail = LogTail(self.deployment.log_path(instance))
         self.recoveries.append(Recovery(instance, kind, time.monotonic(), tail))
+
+    def excuse(self) -> None:
+        """The disk was full: what was ready again meanwhile could not say so."""
+        for recovery in self.recoveries:
+            recovery.superseded = recovery.superseded or recovery.ended is None
 
     def waiting(self) -> list[str]:
         """Processes that are not ready again yet."""
