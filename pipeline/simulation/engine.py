@@ -1,0 +1,40 @@
+"""The scripted engine of a simulated rollout: it may crash or stall, and it is where a rollout may be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from laminar.operators.rollout.engine import Delta
+from laminar.operators.rollout.engines.scripted import ScriptedEngine
+from laminar.pipeline.simulation.scenario import Scenario
+from laminar.schemas.errors import Unavailable
+
+__all__ = ["SimulatedEngine"]
+
+
+class SimulatedEngine(ScriptedEngine):
+    """Follows the virtual clock."""
+
+    def __init__(self, scenario: Scenario, clock: Callable[[], float], point: Callable[[str], None]) -> None:
+        """``point`` is called with each poll."""
+        super().__init__(
+            scenario.answer,
+            max_running=scenario.max_running,
+            max_model_len=64,
+            kv_total=scenario.kv_total,
+            tokens_per_s=scenario.tokens_per_s,
+            clock=clock,
+        )
+        self._now = clock
+        self._point = point
+        self.stalled_until = 0.0
+        self.broken = False
+
+    def poll(self, timeout_s: float) -> list[Delta]:
+        """See Engine."""
+        self._point("engine")
+        if self.broken:
+            raise Unavailable("the engine died")
+        if self._now() < self.stalled_until:
+            return []
+        return super().poll(timeout_s)

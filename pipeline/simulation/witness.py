@@ -1,0 +1,229 @@
+"""Watches every record as it is committed, and knows what should stand in it.
+
+It shares no code with the operators that it watches: what a trajectory's tokens are it asks the script, and who may say
+what about a trajectory it folds by itself. Rules by name::
+
+    admitted_twice, too_many_admitted     prompts
+    lost_delta, wrong_tokens              a trajectory's tokens are the script's, each once, whoever sampled them
+    two_versions, unpublished_version     pinned: one committed version, not below the prompt's least
+    two_owners, skipped_attempt           attempts grow by one with each owner
+    ended_twice, completed_twice, scored_twice, changed_by_reward
+    (course.py)                           what the trainer does
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.ledger import member_seed
+from laminar.pipeline.simulation.course import Course
+from laminar.pipeline.simulation.scenario import MAX_TOKENS, Scenario
+from laminar.schemas import records as r
+from laminar.schemas.tokens import Tokens
+
+__all__ = ["Witness"]
+
+
+@dataclass(slots=True)
+class _Member:
+    prompt: r.Prompt
+    ids: list[int]
+    """Every token of its answer."""
+    logprobs: list[float]
+    attempt: int = -1
+    """-1: not started."""
+    n_known: int = 0
+    owner: tuple[str, int] = ("", 0)
+    ended: bool = False
+    completed: dict[int, r.CompletedTrajectory] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+
+
+class Witness:
+    """See the module's docstring. ``see`` is called once for each record, in the order of commits."""
+
+    def __init__(self, scenario: Scenario, course: Course, report: Callable[[str, str], None]) -> None:
+        """``report`` takes a rule and what is wrong."""
+        self._scenario = scenario
+        self._report = report
+        self.course = course
+        self.members: dict[str, _Member] = {}
+        self.counts: Counter[str] = Counter()
+        """What happened, for the coverage."""
+
+    def see(self, record: r.Record) -> None:
+        """The next record of the log."""
+        match record:
+            case r.Prompt():
+                self._prompt(record)
+            case r.TrajectoryStarted():
+                self._started(record)
+            case r.TrajectoryTokens():
+                self._tokens(record)
+            case r.TrajectoryMoved():
+                self._moved(record)
+            case r.AdoptCommand():
+                self._adopt(record)
+            case r.TrajectoryEnded():
+                self._ended(record)
+            case r.CompletedTrajectory():
+                self._completed(record)
+            case r.ScoredTrajectory():
+                self._scored(record)
+            case r.DeadLetter():
+                self.counts["dead letters"] += 1
+                self.course.dead(record.trajectory_ids)
+            case _:
+                self.course.see(record)
+
+    def waiting(self) -> list[str]:
+        """What is not settled, one line each, for the message of a run that does not end."""
+        lines: list[str] = []
+        for name, one in self.members.items():
+            if name in self.course.settled:
+                continue
+            newest = max(one.completed, default=-1)
+            where = "in prompts" if one.attempt < 0 else f"with {one.owner[0]}/{one.owner[1]}"
+            if newest >= 0:
+                where = "scored, with the trainer" if newest in one.scored else "completed, with reward"
+            elif one.ended:
+                where = "ended without a result"
+            lines.append(f"{name}: attempt {one.attempt}, {one.n_known} of {len(one.ids)} tokens, {where}")
+        return lines
+
+    def _prompt(self, prompt: r.Prompt) -> None:
+        if r.trajectory_id(prompt.prompt_id, 0) in self.members:
+            self._report("admitted_twice", prompt.prompt_id)
+            return
+        names = []
+        for member in range(prompt.group_size):
+            name = r.trajectory_id(prompt.prompt_id, member)
+            answer = self._scenario.answer(
+                EngineRequest(
+                    trajectory_id=name,
+                    prompt_ids=(),
+                    sampling=prompt.sampling,
+                    seed=member_seed(prompt.seed, member),
+                )
+            )
+            assert isinstance(answer.logprobs, tuple)
+            self.members[name] = _Member(prompt, list(answer.ids[:MAX_TOKENS]), list(answer.logprobs[:MAX_TOKENS]))
+            names.append(name)
+        self.course.admitted(prompt, names)
+
+    def _member(self, name: str, what: str) -> _Member | None:
+        known = self.members.get(name)
+        if known is None:
+            self._report("not_admitted", f"{what} of {name}")
+        return known
+
+    def _started(self, event: r.TrajectoryStarted) -> None:
+        known = self._member(event.trajectory_id, "Started")
+        if known is None:
+            return
+        if event.attempt <= known.attempt:
+            self._report("two_owners", f"{event.trajectory_id}: Started again, attempt {event.attempt}")
+        known.attempt, known.owner, known.n_known = event.attempt, (event.rollout_id, event.incarnation), 0
+
+    def _tokens(self, event: r.TrajectoryTokens) -> None:
+        known = self._member(event.trajectory_id, "Tokens")
+        if known is None:
+            return
+        if event.attempt < known.attempt or known.ended:
+            self.counts["late deltas"] += 1
+            return
+        if event.attempt > known.attempt:
+            self._report("skipped_attempt", f"{event.trajectory_id}: Tokens of attempt {event.attempt}")
+        if event.start != known.n_known:
+            self._report(
+                "lost_delta", f"{event.trajectory_id}: tokens from {event.start} on, {known.n_known} were known"
+            )
+        self._compare(event.trajectory_id, known, event.start, event.tokens)
+        known.n_known = event.start + event.tokens.n_tokens
+
+    def _compare(self, name: str, known: _Member, start: int, tokens: Tokens) -> None:
+        end = start + tokens.n_tokens
+        if tokens.ids_T.tolist() != known.ids[start:end] or tokens.logprobs_T.tolist() != known.logprobs[start:end]:
+            self._report("wrong_tokens", f"{name}: [{start}:{end}] is not what the engine says")
+
+    def _moved(self, event: r.TrajectoryMoved) -> None:
+        known = self._member(event.trajectory_id, "Moved")
+        if known is None:
+            return
+        target = (event.to_rollout, event.to_incarnation)
+        if event.attempt <= known.attempt:
+            self.counts["late moves"] += 1
+            if event.attempt == known.attempt and target != known.owner and event.to_incarnation:
+                self._report(
+                    "two_owners", f"{event.trajectory_id}: attempt {event.attempt} is with {known.owner} and {target}"
+                )
+            return
+        if event.attempt > known.attempt + 1:
+            self._report("skipped_attempt", f"{event.trajectory_id}: {known.attempt} to {event.attempt}")
+        if event.n_tokens > known.n_known or (event.reason != "dead" and event.n_tokens != known.n_known):
+            self._report(
+                "lost_delta", f"{event.trajectory_id}: moved with {event.n_tokens} tokens, {known.n_known} are known"
+            )
+        self.counts[
+            {"repack": "moves", "dead": "adoptions", "handback": "handbacks", "drain": "drained"}[event.reason]
+        ] += 1
+        if known.n_known and not event.n_tokens:
+            self.counts["sampled anew"] += 1
+        known.attempt, known.owner, known.n_known = event.attempt, target, event.n_tokens
+
+    def _adopt(self, command: r.AdoptCommand) -> None:
+        shot = command.snapshot
+        known = self._member(shot.trajectory_id, "Adopt")
+        if known is None:
+            return
+        self._compare(shot.trajectory_id, known, 0, shot.response)
+        if (
+            shot.attempt == known.attempt
+            and not known.ended
+            and (command.rollout_id, command.incarnation) != known.owner
+        ):
+            self._report("two_owners", f"{shot.trajectory_id}: {known.owner}, and Adopt to {command.rollout_id}")
+
+    def _ended(self, event: r.TrajectoryEnded) -> None:
+        known = self._member(event.trajectory_id, "Ended")
+        if known is None:
+            return
+        if event.attempt < known.attempt:
+            self.counts["late ends"] += 1
+            return
+        if event.attempt > known.attempt:
+            self._report("skipped_attempt", f"{event.trajectory_id}: Ended at attempt {event.attempt}")
+        if known.ended:
+            self._report("ended_twice", f"{event.trajectory_id}: attempt {event.attempt}")
+        known.ended = True
+
+    def _completed(self, made: r.CompletedTrajectory) -> None:
+        name = made.trajectory_id
+        known = self._member(name, "Completed")
+        if known is None:
+            return
+        if made.attempt in known.completed:
+            self._report("completed_twice", f"{name}: attempt {made.attempt}")
+        known.completed[made.attempt] = made
+        self._compare(name, known, 0, made.response)
+        if made.response.n_tokens != len(known.ids):
+            self._report("wrong_tokens", f"{name}: {made.response.n_tokens} tokens of {len(known.ids)}")
+        versions = sorted(set(made.response.versions_T.tolist()))
+        if len(versions) != 1 or (made.version_min, made.version_max) != (versions[0], versions[0]):
+            self._report("two_versions", f"{name}: {versions}, said to be {made.version_min} to {made.version_max}")
+        if versions[0] not in self.course.published or versions[0] < made.prompt.min_version:
+            self._report("unpublished_version", f"{name}: version {versions[0]}, at least {made.prompt.min_version}")
+
+    def _scored(self, scored: r.ScoredTrajectory) -> None:
+        made = scored.trajectory
+        known = self._member(made.trajectory_id, "Scored")
+        if known is None:
+            return
+        if made.attempt in known.scored:
+            self._report("scored_twice", f"{made.trajectory_id}: attempt {made.attempt}")
+        known.scored.add(made.attempt)
+        if known.completed.get(made.attempt) != made:
+            self._report("changed_by_reward", f"{made.trajectory_id}: attempt {made.attempt}")
