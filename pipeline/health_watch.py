@@ -116,6 +116,7 @@ class HealthWatch:
         self._settings = settings
         self._slow_step_s = slow_step_s
         self._told_of = 0.0
+        self._failing = False
         self._loop = threading.get_ident()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
@@ -140,8 +141,7 @@ class HealthWatch:
                     reader = reader or log.reader()
                     self._look(log, reader)
                 except LaminarError as error:
-                    self.failures += 1
-                    logger.warning("the log does not say how much waits: %s", error)
+                    self._log_failure(str(error))
                     self._readiness.unanswered(str(error))
                 next_look = time.monotonic() + self._settings.probe_period_s
         finally:
@@ -159,6 +159,16 @@ class HealthWatch:
             self.backlog = look(log, reader, item, meter=self._meter, pulse=self._pulse, before=self.backlog)
             self._readiness.observe(self.backlog, time.monotonic())
         self.answered_at = time.time()
+        if self._failing:
+            self._failing = False
+            logger.info("the log answers again")
+
+    def _log_failure(self, why: str) -> None:
+        """Once for each time that the log goes away."""
+        self.failures += 1
+        if not self._failing:
+            self._failing = True
+            logger.warning("the log does not say how much waits: %s", why)
 
     def _watch_loop(self) -> None:
         """Log once when a step takes too long, with where it stands."""

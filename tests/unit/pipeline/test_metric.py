@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from laminar.pipeline.pulse import Pulse
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import OutRecord, TopicPartition, TopicSpec
 from laminar.streams.memory import MemoryBroker, MemoryLog
+from laminar.streams.memory.faults import NoFaults
 from laminar.streams.meter import Meter
 from laminar.streams.metered import MeteredLog
 
@@ -170,3 +172,45 @@ def test_a_look_reads_again_only_what_has_moved(bench: Bench) -> None:
         oldest_ms={partition: 7},
     )
     assert look(log, reader, READS, meter=bench.meter, pulse=bench.pulse, before=told).oldest_ms == {partition: 7}
+
+
+class Away(NoFaults):
+    """A broker that does not answer while ``gone``."""
+
+    gone = False
+
+    def away(self) -> bool:
+        return self.gone
+
+
+def test_a_log_that_goes_away_is_counted_said_once_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    broker, faults, pulse = MemoryBroker(time.time), Away(), Pulse(state="running")
+    MemoryLog(broker=broker).create_topics([TopicSpec(name=TOPIC, partitions=1)])
+    settings = MonitorConfig(probe_period_s=0.02, unanswered_after_s=0.05, standby_after_s=0.01)
+    readiness = Readiness(settings, consumption=READS, now=time.monotonic())
+
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = Deadline.after(30, "a look at the log")
+        while not condition():
+            deadline.check()
+            time.sleep(0.01)
+
+    with caplog.at_level(logging.INFO):
+        watch = HealthWatch(
+            open_log=lambda: MemoryLog(broker=broker, faults=faults),
+            consumption=READS,
+            readiness=readiness,
+            meter=Meter(),
+            pulse=pulse,
+            settings=settings,
+            slow_step_s=1000,
+        )
+        until(lambda: not readiness.reasons(time.monotonic()))
+        faults.gone = True
+        until(lambda: bool(readiness.reasons(time.monotonic())) and watch.failures > 2)
+        assert "the log has not answered for" in readiness.reasons(time.monotonic())[0]
+        faults.gone = False
+        until(lambda: not readiness.reasons(time.monotonic()))
+        watch.close()
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("health_watch")]
+    assert [text.split(":")[0] for text in said] == ["the log does not say how much waits", "the log answers again"]
