@@ -34,7 +34,7 @@ def open_run(context: Context, learner: Learner, checkpoints: Checkpoints, *, ti
     """Read the history, restore the learner, take the next epoch and an unused version.
 
     The caller's producer has fenced the trainer before this one, so the history is final. Raises CheckpointError,
-    DeadlineExceeded.
+    DeadlineExceeded, Unavailable (the folder cannot be written).
     """
     run = context.run
     history, steps_from = _read_history(context, timeout_s)
@@ -44,7 +44,10 @@ def open_run(context: Context, learner: Learner, checkpoints: Checkpoints, *, ti
             f"{checkpoints.folder}: no checkpoint, but run '{run.run_id}' has trained to step {history.step};"
             f" restore the folder, or use another run_dir and log"
         )
-    checkpoints.begin()
+    try:
+        checkpoints.begin()
+    except OSError as error:
+        raise Unavailable(f"{checkpoints.folder}: cannot be written: {error}") from error
     found = Progress() if saved is None else Progress.unpack(saved, context.codec, str(checkpoints.folder))
     progress = replace(
         found,

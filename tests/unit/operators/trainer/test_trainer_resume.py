@@ -218,6 +218,19 @@ def test_a_full_disk_is_tried_again_and_costs_one_step(run: TrainerRun, operatio
     assert run.learner.learnt == list(run.steps[-1].trained)
 
 
+def test_a_disk_that_is_full_at_the_start_is_tried_again(run: TrainerRun) -> None:
+    class Full(Disk):
+        def write(self, path: Path, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    run.start(checkpoints=Checkpoints(run.folder, keep=2, disk=Full()))
+    with pytest.raises(Unavailable, match="cannot be written: .*No space left on device"):
+        run.settle()
+    run.start()
+    run.feed([0, 1])
+    assert [(s.step, s.epoch) for s in run.steps] == [(1, 0)]
+
+
 def test_b8_checkpoints_without_a_pointer_are_an_error_and_not_step_0(run: TrainerRun) -> None:
     run.start()
     run.feed([0, 1])
