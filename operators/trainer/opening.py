@@ -10,7 +10,7 @@ from laminar.operators.trainer.history import History, fold
 from laminar.operators.trainer.intake import STEPS
 from laminar.operators.trainer.learner import Learner
 from laminar.operators.trainer.progress import Progress
-from laminar.schemas.errors import CheckpointError
+from laminar.schemas.errors import CheckpointError, Unavailable
 from laminar.streams.deadline import Deadline
 from laminar.streams.reading import decoded, read_topic
 

@@ -224,7 +224,7 @@ def test_a_disk_that_is_full_at_the_start_is_tried_again(run: TrainerRun) -> Non
             raise OSError(errno.ENOSPC, "No space left on device")
 
     run.start(checkpoints=Checkpoints(run.folder, keep=2, disk=Full()))
-    with pytest.raises(Unavailable, match="cannot be written: .*No space left on device"):
+    with pytest.raises(Unavailable, match=r"cannot be written: .*No space left on device"):
         run.settle()
     run.start()
     run.feed([0, 1])
