@@ -90,6 +90,9 @@ class Connection:
         self.max_record_bytes = settings.max_record_bytes
         self._user = dict(settings.client)
         self._logger = _Quiet(self._redacted)
+        self.initialising: dict[str, Producer] = {}
+        """Producers by transactional id whose initialisation got no answer in time. It may arrive at the broker yet, so
+        it is resumed: another one could overtake it, and would be fenced by it."""
         self._down_since: float | None = None
         self._ever_answered = False
         self._reason = ""

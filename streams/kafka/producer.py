@@ -30,14 +30,23 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import Producer as Client
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import Aborted, DeadlineExceeded, Evicted, Fatal, Fenced, LaminarError, Unavailable
+from laminar.schemas.errors import (
+    Aborted,
+    DeadlineExceeded,
+    Evicted,
+    Fatal,
+    Fenced,
+    LaminarError,
+    Retryable,
+    Unavailable,
+)
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.consumer import Token
 from laminar.streams.kafka.errors import error_of
 from laminar.streams.kafka.offsets import Offsets
-from laminar.streams.kafka.transaction import KafkaTransaction
+from laminar.streams.kafka.transaction import KafkaTransaction, callbacks
 from laminar.streams.log import Membership, TopicPartition, Transaction
 
 __all__ = ["KafkaProducer"]
@@ -108,9 +117,13 @@ class KafkaProducer:
         self._open = False
 
     def _connect(self, timeout_s: float) -> Client:
-        client = self._connection.producer(self._id)
+        client = self._connection.initialising.pop(self._id, None) or self._connection.producer(self._id)
         deadline = Deadline.after(timeout_s, f"transactional id {self._id} is taken over")
-        self._retried(client, lambda left: client.init_transactions(left), deadline)
+        try:
+            self._retried(client, lambda left: client.init_transactions(left), deadline)
+        except Retryable:
+            self._connection.initialising[self._id] = client
+            raise
         self._connection.answered()
         self._client = client
         return client
@@ -162,7 +175,8 @@ class KafkaProducer:
         """Call until it succeeds or fails for good; the deadline bounds it."""
         while True:
             try:
-                call(max(0.05, deadline.remaining()))
+                with callbacks():
+                    call(max(0.05, deadline.remaining()))
                 return
             except KafkaException as e:
                 error = error_of(e)

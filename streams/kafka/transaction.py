@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as Client
@@ -17,10 +17,22 @@ from laminar.streams.kafka.errors import error_of, translate
 from laminar.streams.log import Membership, OutRecord, TopicPartition
 from laminar.streams.partitioner import partition_of
 
-__all__ = ["KafkaTransaction"]
+__all__ = ["KafkaTransaction", "callbacks"]
 
 _FRAMING = 100
 """Bytes that a record's own framing may add to a batch, generously."""
+
+
+@contextmanager
+def callbacks() -> Iterator[None]:
+    """Around what runs callbacks: one that runs while a fatal error is on its way hides it in a SystemError."""
+    try:
+        yield
+    except SystemError as e:
+        cause = e.__cause__
+        raise (
+            cause if isinstance(cause, KafkaException) else KafkaException(KafkaError(KafkaError._FAIL, str(e)))
+        ) from e
 
 
 class KafkaTransaction:
@@ -54,24 +66,26 @@ class KafkaTransaction:
             raise RecordTooLarge(
                 f"{record.topic}: a record of {size} bytes is above the topic's limit of {facts.max_record_bytes}"
             )
-        self._keep_batches_small(record.topic, size + _FRAMING, facts.max_record_bytes)
         deadline = Deadline.after(self._timeout_s, f"producer {self._name}: room in the send queue")
         while True:
             try:
-                self._client.produce(
-                    record.topic,
-                    value=record.value,
-                    key=record.key,
-                    partition=-1 if partition is None else partition,
-                    timestamp=0 if record.timestamp_ms is None else record.timestamp_ms,
-                    headers=list(record.headers),
-                    on_delivery=self._delivered,
-                )
-                self._client.poll(0)
+                with callbacks():
+                    self._keep_batches_small(record.topic, size + _FRAMING, facts.max_record_bytes)
+                    self._client.produce(
+                        record.topic,
+                        value=record.value,
+                        key=record.key,
+                        partition=-1 if partition is None else partition,
+                        timestamp=0 if record.timestamp_ms is None else record.timestamp_ms,
+                        headers=list(record.headers),
+                        on_delivery=self._delivered,
+                    )
+                    self._client.poll(0)
                 return
             except BufferError:
                 deadline.check()
-                self._client.poll(min(0.1, deadline.remaining()))
+                with suppress(KafkaException), callbacks():  # what is wrong, produce says
+                    self._client.poll(min(0.1, deadline.remaining()))
             except KafkaException as e:
                 error = error_of(e)
                 if error.code() == KafkaError._STATE:  # it has failed already; the report may say of what
@@ -89,7 +103,7 @@ class KafkaTransaction:
 
     def failure(self) -> LaminarError | None:
         """Why the broker refused one of the records, if it did: then nothing of the transaction can be committed."""
-        with suppress(KafkaException):
+        with suppress(KafkaException), callbacks():
             self._client.poll(0)
         if self._refused is None:
             return None

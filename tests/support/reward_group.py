@@ -145,9 +145,11 @@ def reward_topics(log: KafkaLog, partitions: int) -> Iterator[None]:
     """The reward operator's topics, for one test alone."""
     specs = [s for s in topic_specs({IN: partitions, OUT: 2}) if s.name in (IN, OUT, DEAD)]
     log.create_topics(specs)
-    yield
-    for spec in specs:
-        log.delete_topic(spec.name)
+    try:
+        yield
+    finally:
+        for spec in specs:
+            log.delete_topic(spec.name)
 
 
 def trajectories(count: int, start: int = 0) -> list[r.CompletedTrajectory]:

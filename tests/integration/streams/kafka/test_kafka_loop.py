@@ -7,8 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastavro.schema import fingerprint, to_parsing_canonical_form
@@ -16,15 +18,16 @@ from fastavro.schema import fingerprint, to_parsing_canonical_form
 import laminar.schemas
 from laminar.schemas import records as r
 from laminar.schemas.codec import Codec
-from laminar.schemas.errors import DeadlineExceeded, Fenced, Unavailable
+from laminar.schemas.errors import DeadlineExceeded, Fenced, OffsetOutOfRange, Unavailable
 from laminar.streams.broker import Broker
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka import KafkaLog
 from laminar.streams.log import OutRecord, TopicPartition
 from laminar.streams.loop import Loop
 from laminar.streams.reading import read_topic
+from laminar.streams.skip import LostOffsets
 from laminar.streams.topics import outgoing, topic_specs
-from laminar.streams.worker import Inline
+from laminar.streams.worker import Function, Inline
 from tests.integration.streams.log_contract.driving import WAIT_S
 from tests.support import sample
 
@@ -37,17 +40,41 @@ LIMIT = 20_000
 FROM_A_NEWER_RELEASE = sample.completed(sample.prompt(77))
 Make = Callable[..., KafkaLog]
 Unique = Callable[[str], str]
+BOTH = pytest.mark.parametrize("protocol", ["consumer", "classic"])
+
+
+@contextmanager
+def topics(log: KafkaLog, **limits: int) -> Iterator[None]:
+    """The catalogue's own topics, for one test alone. ``keep_bytes``: retention of the input."""
+    specs = [s for s in topic_specs({IN: 2, OUT: 2}) if s.name in (IN, OUT, DEAD)]
+    if "keep_bytes" in limits:
+        specs = [replace(s, retention_bytes=limits["keep_bytes"], max_record_bytes=200_000) for s in specs]
+    else:
+        specs = [replace(s, max_record_bytes=LIMIT) if s.name == OUT else s for s in specs]
+    log.create_topics(specs)
+    try:
+        yield
+    finally:
+        for spec in specs:
+            log.delete_topic(spec.name)
 
 
 @pytest.fixture
 def log(make_log: Make) -> Iterator[KafkaLog]:
-    """The catalogue's own topics, for this test alone; outputs are limited to LIMIT bytes."""
+    """A log with the topics; outputs are limited to LIMIT bytes."""
     log = make_log()
-    specs = [s for s in topic_specs({IN: 2, OUT: 2}) if s.name in (IN, OUT, DEAD)]
-    log.create_topics([replace(s, max_record_bytes=LIMIT) if s.name == OUT else s for s in specs])
-    yield log
-    for spec in specs:
-        log.delete_topic(spec.name)
+    with topics(log):
+        yield log
+
+
+@contextmanager
+def standing_still(broker: Broker) -> Iterator[None]:
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
 
 
 def score(record: r.Record) -> list[r.Record]:
@@ -57,7 +84,14 @@ def score(record: r.Record) -> list[r.Record]:
     return [sample.scored(record)]
 
 
-def make_loop(log: KafkaLog, run: str, instance: str = "reward-0", codec: Codec = CODEC) -> Loop:
+def make_loop(
+    log: KafkaLog,
+    run: str,
+    instance: str = "reward-0",
+    codec: Codec = CODEC,
+    function: Function = score,
+    **settings: Any,
+) -> Loop:
     return Loop(
         log=log,
         codec=codec,
@@ -66,7 +100,8 @@ def make_loop(log: KafkaLog, run: str, instance: str = "reward-0", codec: Codec 
         instance=instance,
         transactional_id=f"{run}.{instance}",
         topics=[IN],
-        worker=Inline(score),
+        worker=Inline(function),
+        **settings,
     )
 
 
@@ -94,11 +129,13 @@ def drive(loops: Sequence[Loop], log: KafkaLog, run: str) -> None:
         time.sleep(0.005)
 
 
-def step_on(loop: Loop) -> None:
-    """Step until it raises."""
-    deadline = Deadline.after(WAIT_S, "the loop fails")
-    while not deadline.passed:
+def until(condition: Callable[[], bool], loop: Loop) -> None:
+    """Step until it is so, or the loop raises."""
+    deadline = Deadline.after(WAIT_S, "the loop is so far, or fails")
+    while not condition():
+        deadline.check()
         loop.step(time.time())
+        time.sleep(0.002)
 
 
 def take(loop: Loop) -> None:
@@ -146,40 +183,94 @@ def test_s6_s8_s19_what_cannot_be_processed_is_a_dead_letter_and_the_rest_goes_t
     assert log.committed(f"{run}.reward", IN) == {TopicPartition(IN, 0): 5}
 
 
-def test_s15_a_broker_that_stands_still_is_back_pressure_and_after_it_nothing_is_lost_or_doubled(
-    broker: Broker, log: KafkaLog, make_log: Make, unique: Unique
+@BOTH
+def test_s15_a_broker_that_stands_still_is_waited_for_and_the_unknown_commit_is_never_done_twice(
+    broker: Broker, log: KafkaLog, make_log: Make, unique: Unique, protocol: str
 ) -> None:
     records = [sample.completed(sample.prompt(i)) for i in range(60)]
     run = unique("run")
-    patient = make_log(request_timeout_s=3.0, transaction_timeout_s=20.0)
-    loop = make_loop(patient, run)
+    patient = make_log(group_protocol=protocol, request_timeout_s=2.0, transaction_timeout_s=20.0)
+    calls: list[r.Record] = []
+
+    def counted(record: r.Record) -> list[r.Record]:
+        calls.append(record)
+        return score(record)
+
+    loop = make_loop(patient, run, function=counted)
     write(log, unique("writer"), records[:30])
     drive([loop], log, run)
     write(log, unique("writer"), records[30:])
     take(loop)
-    assert broker.pid is not None
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises((DeadlineExceeded, Unavailable)):
-            step_on(loop)
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
+    with standing_still(broker):
+        until(lambda: loop.counts.rewinds > 0, loop)
+        held = loop.in_hand
+        loop.step(time.time())
+        assert 0 < held == loop.in_hand  # nothing is polled, nothing forgotten
+    drive([loop], log, run)
+    assert scored_ids(log) == sorted(x.trajectory_id for x in records)
+    assert len(calls) == 60
+
+
+def test_s21_a_broker_that_stays_away_ends_the_loop_with_its_name(
+    broker: Broker, log: KafkaLog, make_log: Make, unique: Unique
+) -> None:
+    run = unique("run")
+    loop = make_loop(make_log(request_timeout_s=1.0, transaction_timeout_s=20.0), run, outage_s=3.0)
+    write(log, unique("writer"), [sample.completed(sample.prompt(i)) for i in range(8)])
+    take(loop)
+    with standing_still(broker), pytest.raises((DeadlineExceeded, Unavailable), match=broker.bootstrap):
+        until(lambda: False, loop)
     loop.close()
     drive([make_loop(log, run)], log, run)
-    assert scored_ids(log) == sorted(x.trajectory_id for x in records)
+    assert len(scored_ids(log)) == 8
 
 
+@pytest.mark.parametrize("policy", ["stop", "jump"])
+def test_retention_that_passes_the_groups_offset_stops_the_loop_or_is_jumped_and_told(
+    make_log: Make, unique: Unique, policy: LostOffsets
+) -> None:
+    log, run = make_log(), unique("run")
+    with topics(log, keep_bytes=300_000):
+        first = make_loop(log, run)
+        write(log, unique("writer"), [sample.completed(sample.prompt(0))])
+        drive([first], log, run)
+        first.close()
+        noise = [sample.completed(sample.prompt(i), text=os.urandom(90_000).hex()) for i in range(1, 30)]
+        for record in noise:
+            write(log, unique("writer"), [record])
+        where, reader = TopicPartition(IN, 0), log.reader()
+        deadline = Deadline.after(WAIT_S, "retention")
+        while reader.bounds(where).start < 2:
+            deadline.check()
+            time.sleep(0.05)
+        reader.close()
+        committed = log.committed(f"{run}.reward", IN)[where]
+        loop = make_loop(log, run, on_lost_offsets=policy)
+        if policy == "stop":
+            with pytest.raises(OffsetOutOfRange, match=rf"\[0\]@{committed} is wanted, readable is \d+ to \d+"):
+                until(lambda: False, loop)
+            return
+        drive([loop], log, run)
+        (told,) = [x for x in read(log, DEAD) if isinstance(x, r.OffsetsSkipped)]
+        assert (told.topic, told.partition, told.from_offset) == (IN, 0, committed)
+        assert told.to_offset > committed
+        kept = {x.trajectory_id for x in noise} & set(scored_ids(log))
+        assert 0 < len(kept) < len(noise)
+        assert loop.counts.skipped == told.to_offset - committed
+
+
+@BOTH
 def test_a_loop_that_is_replaced_is_fenced_and_its_successor_doubles_nothing(
-    log: KafkaLog, make_log: Make, unique: Unique
+    log: KafkaLog, make_log: Make, unique: Unique, protocol: str
 ) -> None:
     records = [sample.completed(sample.prompt(i)) for i in range(20)]
     run = unique("run")
-    zombie = make_loop(make_log(), run)
+    zombie = make_loop(make_log(group_protocol=protocol), run)
     write(log, unique("writer"), records)
     take(zombie)
-    successor = make_loop(log, run)
+    successor = make_loop(make_log(group_protocol=protocol), run)
     with pytest.raises(Fenced):
-        step_on(zombie)
+        until(lambda: False, zombie)
     zombie.close()
     drive([successor], log, run)
     assert scored_ids(log) == sorted(x.trajectory_id for x in records)
