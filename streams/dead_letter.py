@@ -10,7 +10,7 @@ from __future__ import annotations
 from laminar.schemas import records as r
 from laminar.schemas.errors import RecordTooLarge
 from laminar.streams.log import LogRecord, Transaction
-from laminar.streams.topics import Encoder, outgoing
+from laminar.streams.topics import TOPICS, Encoder, outgoing
 
 __all__ = [
     "DEAD_LETTERS",
@@ -52,8 +52,12 @@ def dead_letter(
     record: r.Record | None = None,
     max_value_bytes: int = MAX_VALUE_BYTES,
 ) -> r.DeadLetter:
-    """The letter for one source record. ``record``: what it decoded to, if it did."""
-    group_id, trajectory_ids = members_of(record)
+    """The letter for one source record.
+
+    ``record``: what it decoded to, if it did. One that does not belong on its topic is no member's fate.
+    """
+    topic = TOPICS.get(source.topic)
+    group_id, trajectory_ids = members_of(record if topic is None or isinstance(record, topic.records) else None)
     key, value, headers = source.key, source.value, source.headers
     left_out = []
     if value is not None and len(value) > max_value_bytes:

@@ -11,6 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
@@ -28,6 +29,8 @@ from laminar.streams.ledger import Place, Violation
 from laminar.streams.log import LogRecord
 
 __all__ = ["Fold"]
+
+_LETTER = re.compile(rb"dead\.letters\[\d+\]@\d+")
 
 
 def _never(_: object) -> bool:
@@ -99,14 +102,15 @@ class Fold:
     def apply(self, record: LogRecord) -> None:
         """Take the next record of its partition."""
         place = Place(record.topic, record.partition, record.offset)
+        for name, value in record.headers:
+            if name == RETRY_OF and _LETTER.fullmatch(value):
+                self.letters.stands_again(place, value.decode())
         try:
+            self._peek.belongs(record.value or b"", record.topic)
             seen = self._peek.read(record.value or b"")
         except DecodeError as error:
             self.unreadable[place] = (record.key or b"").decode("utf-8", "replace"), str(error)
             return
-        for name, value in record.headers:
-            if name == RETRY_OF:
-                self.letters.stands_again(place, value.decode("utf-8", "replace"))
         handler = self._handlers.get(type(seen))
         if handler is not None:
             handler(place, seen, record)

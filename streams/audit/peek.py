@@ -16,6 +16,7 @@ from laminar.schemas import records as r
 from laminar.schemas.codec import Codec
 from laminar.schemas.errors import DecodeError
 from laminar.schemas.schema_set import PACKAGED
+from laminar.streams.topics import TOPICS
 
 if TYPE_CHECKING:
     from laminar.schemas.framing import Written
@@ -165,6 +166,12 @@ class Peek:
             return _MAKE[written.name](self._plain(value, written))
         except _AVRO_ERRORS as error:
             raise DecodeError(f"{written.label}: {type(error).__name__}: {error}") from error
+
+    def belongs(self, value: bytes, topic: str) -> None:
+        """Raise DecodeError where the catalogue lets no record of this type stand on the topic: nobody takes it."""
+        known, written = TOPICS.get(topic), self._codec.schema_of(value)
+        if known is not None and written is not None and written.name not in {kind.__name__ for kind in known.records}:
+            raise DecodeError(f"a {written.name} does not belong on {topic}")
 
     def whole(self, value: bytes) -> object:
         """The whole record. Raises DecodeError."""

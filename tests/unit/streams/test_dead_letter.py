@@ -43,6 +43,15 @@ def test_a_letter_holds_the_original() -> None:
     assert (letter.kind, letter.error) == ("DecodeError", "broken")
 
 
+def test_a_record_that_does_not_belong_on_its_topic_is_nobodys_fate() -> None:
+    def members(record: r.Record) -> tuple[str, ...]:
+        made = dead_letter(source(), ValueError("no"), operator="reward", attempt=1, at_ms=0, record=record)
+        return made.trajectory_ids
+
+    assert members(sample.completed(sample.prompt(0))) == ("data/0/0/0",)
+    assert members(sample.prompt(0)) == ()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
