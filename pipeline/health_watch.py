@@ -100,8 +100,13 @@ class HealthWatch:
         pulse: Pulse,
         settings: MonitorConfig,
         slow_step_s: float,
+        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start. ``open_log``: a handle of its own for the thread; None: only the loop is looked at."""
+        """Start.
+
+        ``open_log``: a handle of its own for the thread; None: only the loop is looked at. ``on_tick``: called about
+        once a second, while the log answers.
+        """
         self.backlog: Backlog | None = None
         """The newest look."""
         self.answered_at = 0.0
@@ -115,6 +120,7 @@ class HealthWatch:
         self._pulse = pulse
         self._settings = settings
         self._slow_step_s = slow_step_s
+        self._on_tick = on_tick
         self._told_of = 0.0
         self._failing = False
         self._loop = threading.get_ident()
@@ -134,6 +140,7 @@ class HealthWatch:
         try:
             while not self._over.wait(min(_TICK_S, self._settings.probe_period_s)):
                 self._watch_loop()
+                self._on_tick()
                 if self._open_log is None or self._pulse.state == "starting" or time.monotonic() < next_look:
                     continue
                 try:

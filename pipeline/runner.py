@@ -24,6 +24,7 @@ from laminar.pipeline.ending import EndWatch
 from laminar.pipeline.health import Health, Readiness
 from laminar.pipeline.health_watch import HealthWatch
 from laminar.pipeline.lag import consumptions
+from laminar.pipeline.notify import Notifier
 from laminar.pipeline.pulse import Pulse
 from laminar.pipeline.stop_request import LeaveAtOnce, StoppedBeforeReady, StopRequest
 from laminar.schemas.records import RunEnded
@@ -135,6 +136,8 @@ def _run(
     pulse, meter, measures = Pulse(last_step_at=clock()), Meter(), Measures()
     reads = next((item for item in consumptions(config) if item.operator == name), None)
     readiness = Readiness(config.monitor, consumption=reads, now=time.monotonic())
+    health = Health(pulse, readiness, config.monitor, stopping=lambda: stop.reason)
+    notifier = Notifier()
     port = config.monitor.port if monitor_port is None else monitor_port
     with ExitStack() as stack:
         watch = HealthWatch(
@@ -145,13 +148,13 @@ def _run(
             pulse=pulse,
             settings=config.monitor,
             slow_step_s=config.runner.slow_step_s,
+            on_tick=lambda: notifier.beat(health.not_live()),
         )
         stack.enter_context(closing(watch))
         if port:
             from laminar.pipeline.metric import MetricCollector
             from laminar.pipeline.monitor import serve
 
-            health = Health(pulse, readiness, config.monitor, stopping=lambda: stop.reason)
             labels = {"run": config.name, "operator": name, "replica": str(index)}
             collector = MetricCollector(labels, health=health, meter=meter, measures=measures, watch=watch)
             stack.enter_context(closing(serve(config.monitor.host, port, instance, health, collector)))
@@ -176,6 +179,7 @@ def _run(
         operator = stack.enter_context(closing(build(config.operators[name], context)))
         stop.building = False
         logger.info("%s %s", instance, READY)
+        notifier.say("READY=1")
         drain_timeout_s = config.runner.drain_timeout_s
         if began_at is not None:
             drain_timeout_s = min(drain_timeout_s, config.supervisor.drain_timeout_s)
@@ -193,6 +197,7 @@ def _run(
         except LeaveAtOnce:
             logger.warning("leaving with work in hand, which its next owner does again: a second signal")
             reason = stop.reason
+        notifier.say("STOPPING=1")
         pulse.enter("closed")
     return reason
 

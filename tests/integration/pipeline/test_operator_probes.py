@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from laminar.operators.rollout.config import RolloutConfig
 from laminar.operators.rollout.engines.scripted import ScriptedEngine, always
 from laminar.operators.rollout.operator import Rollout
+from laminar.pipeline.notify import Notifier
 from laminar.schemas import records as r
 from laminar.schemas.codec import Codec
 from laminar.streams.broker import Broker
@@ -52,11 +54,11 @@ class Run:
             "monitor: {probe_period_s: 0.3, standby_after_s: 1}\n"
         )
 
-    def start(self, name: str, *settings: str) -> Process:
+    def start(self, name: str, *settings: str, env: Mapping[str, str] | None = None) -> Process:
         port = free_port()
         command = ("laminar.pipeline.cli", "operator", name, str(self.folder / "run.yaml"), "--port", str(port))
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.processes.append(Process(self.folder, *command, *settings, port=port, env=env))
+        given = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        self.processes.append(Process(self.folder, *command, *settings, port=port, env=given))
         return self.processes[-1]
 
 
@@ -211,6 +213,30 @@ def test_sigterm_makes_it_not_ready_at_once_while_it_drains_and_the_deadline_end
         assert process.wait() == 0
         assert "leaving with work in hand, which its next owner does again: drain: not within 2 s" in process.messages()
         assert sum(log.lag(f"{run.name}.reward", COMPLETED).values()) == 1
+
+
+def test_systemd_hears_ready_watchdog_and_stopping_and_nothing_of_a_loop_that_stands_still(run: Run) -> None:
+    address = run.folder / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(address))
+        systemd.settimeout(90)
+        process = run.start("repack", env={"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "180000000"})
+        assert systemd.recv(100) == b"READY=1"
+        assert systemd.recv(100) == b"WATCHDOG=1"
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        systemd.setblocking(False)
+        heard = []
+        with suppress(BlockingIOError):
+            while True:
+                heard.append(systemd.recv(100))
+        assert b"STOPPING=1" in heard
+        notifier = Notifier({"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "1"})
+        notifier.beat(["no step has finished for 61 s"])
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)
+        notifier.beat([])
+        assert systemd.recv(100) == b"WATCHDOG=1"
 
 
 def test_a_second_sigterm_leaves_at_once(run: Run) -> None:

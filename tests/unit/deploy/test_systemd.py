@@ -12,7 +12,8 @@ import pytest
 
 from laminar.pipeline import exit_code
 from laminar.pipeline.commands.operator import split_instance
-from laminar.pipeline.config.models import RunnerConfig
+from laminar.pipeline.config.models import MonitorConfig, RunnerConfig
+from laminar.pipeline.monitor import PATHS
 
 SYSTEMD = Path(__file__).parents[3] / "deploy" / "systemd"
 UNIT = SYSTEMD / "laminar-operator@.service"
@@ -66,6 +67,13 @@ def test_the_unit_waits_longer_than_the_drain_deadline_and_signals_the_operator_
     assert service["KillSignal"] == ["SIGTERM"]
 
 
+def test_systemd_waits_for_the_operator_and_its_watchdog_is_slower_than_livez() -> None:
+    service = settings(UNIT)["Service"]
+    assert service["Type"] == ["notify"]
+    assert int(service["WatchdogSec"][0]) > 2 * MonitorConfig().stalled_after_s
+    assert int(service["TimeoutStartSec"][0]) >= 600
+
+
 def test_the_instance_name_is_what_the_command_takes() -> None:
     (command,) = settings(UNIT)["Service"]["ExecStart"]
     assert command.split()[1:] == ["operator", "%i", "/etc/laminar/run.yaml"]
@@ -84,9 +92,6 @@ def test_the_unit_gives_no_privileges_and_takes_secrets_from_files() -> None:
 
 
 def test_the_documents_list_every_exit_code_path_and_setting_that_they_name() -> None:
-    from laminar.pipeline.config.models import MonitorConfig
-    from laminar.pipeline.monitor import PATHS
-
     text = (SYSTEMD.parents[1] / "docs" / "operations.md").read_text()
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     declared = {value for name, value in vars(exit_code).items() if name.isupper() and isinstance(value, int)}
