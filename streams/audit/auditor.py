@@ -74,12 +74,18 @@ class Auditor:
         """Read so far."""
         self.read_again = 0
         """How often the log was read again for members that were put away."""
+        self._again_at = 0
+        self.looks = 0
+        """Begun so far."""
 
     def look(self, deadline: Deadline, *, thorough: bool = True) -> Ledger:
-        """The ledger as of now. ``thorough``: also look up what was put away and named again.
+        """The ledger as of now, after which another look may follow.
 
-        Raises Retryable, DeadlineExceeded, OffsetOutOfRange (retention has passed what is still to be read).
+        ``thorough``: members that were put away and named again are looked up, which costs a second reading; else only
+        when one of them seems to have a second fate, or when the log has doubled since (until then such a member counts
+        as what it was). Raises Retryable, DeadlineExceeded, OffsetOutOfRange (retention has passed what is to be read).
         """
+        self.looks += 1
         before = self._ends()
         committed = {
             **self._log.committed(self._rollout_group, "prompts"),
@@ -89,7 +95,8 @@ class Auditor:
         for record in self._feed.until(self._ends(), deadline):
             self.fold.apply(record)
             self.records += 1
-        if thorough and (self.fold.reopened or self.fold.steps.gap is not None):
+        due = thorough or self.fold.urgent or self.records >= 2 * self._again_at
+        if due and (self.fold.reopened or self.fold.steps.gap is not None):
             self._look_up(deadline)
         return report(self.fold, Reached(ends=before, committed=committed, trainer=trainer))
 
@@ -121,6 +128,7 @@ class Auditor:
     def _look_up(self, deadline: Deadline) -> None:
         """Read again, up to here, what the log says about the members that were put away too early."""
         self.read_again += 1
+        self._again_at = self.records
         gap = self.fold.steps.gap
         if gap is not None:
             self._find_voided(gap, deadline)

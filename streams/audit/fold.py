@@ -61,6 +61,8 @@ class Fold:
         self.members: dict[str, Member] = {}
         self.reopened: set[str] = set()
         """Put away too early, or so it seems."""
+        self.urgent = False
+        """One of them was settled again, which is wrong unless the trainer has resumed."""
         self.letters = LetterBook()
         self.versions = VersionBook()
         self.steps = StepBook(
@@ -144,7 +146,7 @@ class Fold:
                     one for one in member.resolutions if one.version < 0 or not self._voided(one, surviving)
                 )
         recent = {one.place for one in self.steps.window}
-        reopened, self.reopened = self.reopened, set()
+        reopened, self.reopened, self.urgent = self.reopened, set(), False
         for trajectory_id in reopened:
             fate = self.settled.get(trajectory_id)
             if fate is not None:
@@ -306,7 +308,9 @@ class Fold:
                     self.reopened.add(trajectory_id)
         for trajectory_id, resolution in change.settled:
             member = self._member(trajectory_id)
-            if member is not None:
+            if member is None:
+                self.urgent = self.urgent or trajectory_id in self.reopened
+            else:
                 member.resolutions = (*member.resolutions, resolution)
                 if change.for_good:
                     member.firm = True
