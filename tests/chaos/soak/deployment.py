@@ -53,7 +53,7 @@ operators:
     delta_s: 0.3
   reward: {{replicas: {rewards}, function: "scoring:share", concurrency: 1}}
   repack: {{replicas: {repacks}, period_s: 1, dead_after_s: 6}}
-  relay: {{}}
+  relay: {{keep_versions: 16}}
   trainer: {{optimizer: {{lr: 1.0e-4}}, algorithm: {{zero_advantage: keep}}}}
 supervisor: {{no_progress_timeout_s: 240, max_restarts_in_a_row: 40}}
 """
