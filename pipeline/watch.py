@@ -45,6 +45,7 @@ class RunWatch:
         self._config = config
         self._log = log
         self._codec = open_codec(config.log)
+        self._codec.prepare()
         self.fold = RunFold(config.name, config.steps)
         self.trouble: str | None = None
         """Why the log cannot be read at the moment."""

@@ -53,7 +53,7 @@ class Codec:
         """Header -> what it says, of those that were met."""
 
     def prepare(self) -> None:
-        """Make ready to write every record: ask the registry for all ids at once. Without a registry, nothing.
+        """Make ready to write and read every record: ask the registry for all ids at once. Without one, nothing.
 
         Raises ConfigError, Unavailable.
         """
@@ -128,7 +128,9 @@ class Codec:
             ids = self._registry.ids_of({f"{form['namespace']}.{form['name']}": form for form in forms.values()})
             headers = {kind: framing.id_frame(ids[f"{framing.NAMESPACE}.{kind.__name__}"]) for kind in kinds}
         for kind in kinds:
-            self._writers[kind] = headers[kind], compile_writer(current[kind].whole, kind)
+            schema, header = current[kind], headers[kind]
+            self._writers[kind] = header, compile_writer(schema.whole, kind)
+            self._written[header] = framing.written_by_file(schema, schema, len(header))
         return self._writers[kinds[-1]]
 
     def _learn(self, header: bytes, data: bytes) -> Written:

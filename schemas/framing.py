@@ -138,14 +138,14 @@ def _unversioned(node: Any, seen: dict[str, str]) -> Any:
     return out
 
 
-def written_by_file(schema: AvroSchema, current: AvroSchema) -> Written:
-    """A record in single-object encoding, by the schema of one of our files."""
+def written_by_file(schema: AvroSchema, current: AvroSchema, header_bytes: int = FINGERPRINT_BYTES) -> Written:
+    """A record by the schema of one of our files."""
     return Written(
         name=schema.name,
         label=f"{schema.name} v{schema.version}",
         schema=schema.parsed,
         reader=None if schema is current else current.parsed,
-        header_bytes=FINGERPRINT_BYTES,
+        header_bytes=header_bytes,
     )
 
 
