@@ -19,20 +19,15 @@ from types import FrameType
 
 from laminar.pipeline.config.models import MonitorConfig
 from laminar.pipeline.health import Backlog, Readiness
-from laminar.pipeline.lag import Consumption
+from laminar.pipeline.lag import Consumption, oldest_timestamps
 from laminar.pipeline.pulse import Pulse
-from laminar.schemas.errors import LaminarError, OffsetOutOfRange
-from laminar.streams.deadline import Deadline
+from laminar.schemas.errors import LaminarError
 from laminar.streams.log import Log, Reader, TopicPartition
 from laminar.streams.meter import Meter
 
 __all__ = ["HealthWatch", "look"]
 
 _TICK_S = 1.0
-_PEEK_S = 0.5
-"""For the first record of one partition, and ..."""
-_PEEKS_S = 3.0
-"""... of all."""
 _JOIN_S = 2.0
 _FRAMES = 3
 """Innermost calls that are named when the loop stands still."""
@@ -54,6 +49,10 @@ def look(
     else:
         assigned, at = frozenset(lag), meter.positions.copy()
         waiting = {p: max(0, reader.bounds(p).end - at[p]) if p in at else lag[p] for p in lag}
+    first = {p: committed.get(p, 0) for p in assigned if lag[p]}
+    known: dict[TopicPartition, int] = {}
+    if before is not None:  # what has not moved is not read again
+        known = {p: at for p, at in before.oldest_ms.items() if before.committed.get(p, 0) == first.get(p)}
     return Backlog(
         consumption=item,
         lag=lag,
@@ -62,29 +61,8 @@ def look(
         waiting=waiting,
         outputs=outputs,
         steps=steps,
-        oldest_ms=_oldest(reader, {p: committed.get(p, 0) for p in assigned if lag[p]}, before),
+        oldest_ms=oldest_timestamps(reader, first, known),
     )
-
-
-def _oldest(reader: Reader, first: dict[TopicPartition, int], before: Backlog | None) -> dict[TopicPartition, int]:
-    """Timestamp of the first record from each offset on. What has not moved is not read again."""
-    found: dict[TopicPartition, int] = {}
-    deadline = Deadline.after(_PEEKS_S, "first unprocessed records")
-    for partition, offset in first.items():
-        if before is not None and partition in before.oldest_ms and before.committed.get(partition, 0) == offset:
-            found[partition] = before.oldest_ms[partition]
-            continue
-        if deadline.passed:
-            continue
-        try:
-            reader.assign({partition: max(offset, reader.bounds(partition).start)})
-            records = reader.poll(1, min(_PEEK_S, deadline.remaining()))
-        except OffsetOutOfRange:
-            continue  # retention went by meanwhile; the operator itself says what that means
-        if records:
-            found[partition] = records[0].timestamp_ms
-    reader.assign({})
-    return found
 
 
 class HealthWatch:

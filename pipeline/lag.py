@@ -12,9 +12,11 @@ from typing import Literal
 
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.view import LagView
-from laminar.streams.log import Log
+from laminar.schemas.errors import OffsetOutOfRange
+from laminar.streams.deadline import Deadline
+from laminar.streams.log import Log, Reader, TopicPartition
 
-__all__ = ["Consumption", "Progress", "consumptions", "lag_views"]
+__all__ = ["Consumption", "Progress", "consumptions", "lag_views", "oldest_timestamps"]
 
 Progress = Literal["offsets", "output", "steps"]
 """How one sees that a reader gets on: its committed offsets move; or it writes data (it commits an offset when it takes
@@ -26,7 +28,13 @@ _READS: Mapping[str, tuple[str, Progress]] = {
     "trainer": ("trajectories.scored", "steps"),
     "repack": ("rollouts.status", "offsets"),
 }
-"""Operator kind -> topic. The group is ``{run_id}.{name}``."""
+"""Operator kind -> topic and Progress. The group is ``{run_id}.{name}``."""
+
+
+_PEEK_S = 0.5
+"""For the first record of one partition, and ..."""
+_PEEKS_S = 3.0
+"""... of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +62,29 @@ def consumptions(config: RunConfig) -> list[Consumption]:
             found.append(Consumption(topic=topic, group=f"{config.name}.{name}", operator=name, progress=progress))
     order = {topic: place for place, topic in enumerate(("prompts", "trajectories.completed", "trajectories.scored"))}
     return sorted(found, key=lambda item: order.get(item.topic, len(order)))
+
+
+def oldest_timestamps(
+    reader: Reader, first: Mapping[TopicPartition, int], known: Mapping[TopicPartition, int] | None = None
+) -> dict[TopicPartition, int]:
+    """Timestamp (ms) of the first record from each offset on, where there is one; ``known`` ones are not read again."""
+    found: dict[TopicPartition, int] = {}
+    deadline = Deadline.after(_PEEKS_S, "first unprocessed records")
+    for partition, offset in first.items():
+        if known is not None and partition in known:
+            found[partition] = known[partition]
+            continue
+        if deadline.passed:
+            continue
+        try:
+            reader.assign({partition: max(offset, reader.bounds(partition).start)})
+            records = reader.poll(1, min(_PEEK_S, deadline.remaining()))
+        except OffsetOutOfRange:
+            continue  # retention went by meanwhile; the operator itself says what that means
+        if records:
+            found[partition] = records[0].timestamp_ms
+    reader.assign({})
+    return found
 
 
 def lag_views(log: Log, config: RunConfig) -> list[LagView]:

@@ -111,6 +111,7 @@ def test_topics_and_lag(log: SqliteLog, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["lag", "run.yaml", "--json"]) == 0
     lag = json.loads(capsys.readouterr().out)
     assert sum(row["lag"] for row in lag if row["group"] == "demo.rollout") == 20
+    assert all((row["oldest_s"] is None) == (row["lag"] == 0) for row in lag)
     assert {row["group"] for row in lag} == {"demo.rollout", "demo.reward", "demo.trainer"}
     assert main(["lag", "run.yaml"]) == 0
     assert "demo.rollout" in capsys.readouterr().out
