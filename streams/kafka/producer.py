@@ -194,6 +194,8 @@ class KafkaProducer:
         found = self._connection.failed(
             e, what if self._id in what else f"producer {self._id}: {what}", client=client, needs=needs
         )
+        if error.code() == KafkaError.FENCED_INSTANCE_ID:
+            return Evicted(str(found))  # its group says to a member whether it was late for a poll, or replaced
         if isinstance(found, Fenced):
             return self._given_up(found)
         if error.txn_requires_abort() and not isinstance(found, (Evicted, Fatal)):

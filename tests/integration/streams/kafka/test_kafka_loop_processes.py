@@ -10,6 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from laminar.streams.broker import Broker
 from laminar.streams.kafka import KafkaLog
@@ -41,6 +48,14 @@ def start(broker: Broker, make_log: Make, unique: Unique) -> Iterator[Start]:
         yield make
         for group in groups:
             group.close()
+
+
+def patient(broker: Broker, group: str) -> None:
+    """Sessions of 30 s for this group, under ``consumer`` too."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    entry = ConfigEntry("consumer.session.timeout.ms", "30000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 @BOTH
@@ -105,9 +120,9 @@ def test_a_process_that_was_replaced_while_it_was_stopped_is_fenced_and_ends_wit
 
 @BOTH
 def test_work_that_ends_out_of_order_survives_kills_exactly_once(start: Start, protocol: str, unique: Unique) -> None:
-    napping = {"function": "tests.support.rewards:nap", "concurrency": 4, "max_in_hand": 32}
+    napping = {"function": "tests.support.rewards:nap", "concurrency": 2, "max_in_hand": 32}
     group = start(protocol, reward=napping)
-    records = trajectories(150)
+    records = trajectories(100)
     group.write(records, PARTITIONS, unique("writer"))
     group.start("reward-0", "reward-1")
     rng = random.Random(3)
@@ -124,8 +139,11 @@ def test_work_that_ends_out_of_order_survives_kills_exactly_once(start: Start, p
 
 
 @BOTH
-def test_a_rolling_restart_moves_no_partition_of_the_others(start: Start, protocol: str, unique: Unique) -> None:
-    group = start(protocol, log={"session_timeout_s": 6.0})
+def test_a_rolling_restart_moves_no_partition_of_the_others(
+    broker: Broker, start: Start, protocol: str, unique: Unique
+) -> None:
+    group = start(protocol, log={"session_timeout_s": 30.0})
+    patient(broker, f"{group.run}.reward")
     names = [f"reward-{i}" for i in range(4)]
     group.start(*names)
     group.wait_until(lambda: sorted(p for n in names for p in group[n].owned) == list(range(PARTITIONS)), "all owned")
