@@ -37,6 +37,8 @@ T = TypeVar("T")
 class Story:
     """What was done, and what the topics said afterwards."""
 
+    died_with: frozenset[str] = frozenset()
+    """What rollouts that the poisonous trajectory ended had in hand."""
     killed: str = ""
     killed_with: dict[str, int] = field(default_factory=dict)
     """Trajectory -> tokens on the log at the kill."""
@@ -81,6 +83,10 @@ class Stage:
         """What a rollout owns, with the number of tokens on the log."""
         self.look()
         return {one.trajectory_id: one.n_response for one in self._pool.alive.values() if one.owner[0] == rollout}
+
+    def alive(self) -> frozenset[str]:
+        """Trajectories that have not ended."""
+        return frozenset(self._pool.alive)
 
     def calm(self) -> bool:
         """Whether nothing is left that an owner has died with: one more death might make it a suspect."""
@@ -133,6 +139,8 @@ def _tell(story: Story, stage: Stage) -> None:
     stage.until(lambda: stage.seen.steps_seen >= 1, "a step is made")
 
     stage.until(stage.calm, "what was beside it is finished")
+    moved = [one for one in stage.read("trajectories.partial") if isinstance(one, r.TrajectoryMoved)]
+    story.died_with = frozenset(one.trajectory_id for one in moved if one.reason == "dead")
     story.killed = "rollout-1"
     _stop_with(stage, story.killed, lambda held: sum(n > 0 for n in held.values()) >= 4)
     story.killed_with = {one: n for one, n in stage.held(story.killed).items() if n > 0}
@@ -143,8 +151,7 @@ def _tell(story: Story, stage: Stage) -> None:
     pid = _stop_with(stage, story.silenced, lambda held: len(held) >= 12)
     story.silenced_with = frozenset(stage.held(story.silenced))
     step = stage.seen.step
-    moved = "trajectories.partial"
-    stage.until(lambda: story.silenced_with <= _taken_over(stage.read(moved), story.silenced), "others have them")
+    stage.until(lambda: not story.silenced_with & stage.alive(), "others have finished what it held")
     stage.until(lambda: stage.seen.step >= step + 2, "steps are made without it")
     if deployment.pid(story.silenced) == pid:
         deployment.send(story.silenced, signal.SIGCONT)
@@ -179,12 +186,6 @@ def _stop_with(stage: Stage, rollout: str, enough: Callable[[dict[str, int]], bo
         assert time.monotonic() < deadline
 
 
-def _taken_over(records: list[object], rollout: str) -> set[str]:
-    """What others got from this rollout, or what has ended."""
-    moved = {m.trajectory_id for m in records if isinstance(m, r.TrajectoryMoved) and m.from_rollout == rollout}
-    return moved | {end.trajectory_id for end in records if isinstance(end, r.TrajectoryEnded)}
-
-
 def test_everybody_has_one_fate_and_every_answer_is_the_script_s(story: Story) -> None:
     assert story.evidence is not None
     ledger = story.evidence.ledger
@@ -199,7 +200,7 @@ def test_a5_what_a_silent_rollout_had_taken_is_finished_by_others(story: Story) 
     owners = {one.trajectory_id: one for one in story.of("trajectories.completed", r.CompletedTrajectory)}
     moved = [m for m in story.of("trajectories.partial", r.TrajectoryMoved) if m.from_rollout == story.silenced]
     adopted = {m.trajectory_id for m in moved if m.reason == "dead"} & story.silenced_with
-    assert adopted
+    assert len(adopted) >= 4
     assert all(owners[one].attempt > 0 for one in adopted)
 
 
@@ -233,5 +234,7 @@ def test_a_poisonous_trajectory_is_buried_and_none_of_those_beside_it(story: Sto
     assert poison.endswith(f"/{POISON}")
     assert letter.kind == "OwnersDied"
     done = {one.trajectory_id for one in story.of("trajectories.completed", r.CompletedTrajectory)}
-    started = {one.trajectory_id for one in story.of("trajectories.partial", r.TrajectoryStarted)}
-    assert started - done == {poison}
+    beside = story.died_with - {poison}
+    assert beside
+    assert beside <= done
+    assert poison not in done
