@@ -153,7 +153,7 @@ class Auditor:
             if record.offset >= end:
                 break
             try:
-                seen = self._peek.read(record.value or b"")
+                seen = self._peek.read(record.value or b"", record.topic)
             except DecodeError:
                 continue
             for voided in book.apply(Place(record.topic, record.partition, record.offset), seen).voided:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from heapq import heapify, heapreplace
 
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log, LogRecord, Reader, TopicPartition
@@ -81,11 +82,17 @@ class Feed:
 
     def _merge(self, ready: list[_Source]) -> Iterator[LogRecord]:
         """The oldest first, until a buffer is empty: then it must be filled before it is known what comes next."""
+        heads = [(source.buffer[0].timestamp_ms, at) for at, source in enumerate(ready)]
+        heapify(heads)
         while True:
-            oldest = min(ready, key=lambda source: source.buffer[0].timestamp_ms)
-            yield oldest.buffer.popleft()
-            if not oldest.buffer:
+            at = heads[0][1]
+            buffer = ready[at].buffer
+            second = min(heads[1:3], default=None)
+            while buffer and (second is None or (buffer[0].timestamp_ms, at) <= second):
+                yield buffer.popleft()
+            if not buffer:
                 return
+            heapreplace(heads, (buffer[0].timestamp_ms, at))
 
     def _where(self, ends: Mapping[TopicPartition, int]) -> str:
         at = self.positions()

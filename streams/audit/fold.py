@@ -82,6 +82,7 @@ class Fold:
         self._peek = peek
         self._only = frozenset(only) if only is not None else None
         self._lenient = "trajectories.partial" in gone
+        self._view = self.view()
         self._handlers: Mapping[type, Callable[[Place, object, LogRecord], None]] = {
             Admitted: self._admitted,
             Started: self._event,
@@ -108,8 +109,7 @@ class Fold:
             if name == RETRY_OF and _LETTER.fullmatch(value):
                 self.letters.stands_again(place, value.decode())
         try:
-            self._peek.belongs(record.value or b"", record.topic)
-            seen = self._peek.read(record.value or b"")
+            seen = self._peek.read(record.value or b"", record.topic)
         except DecodeError as error:
             self.unreadable[place] = (record.key or b"").decode("utf-8", "replace"), str(error)
             return
@@ -141,6 +141,7 @@ class Fold:
         if steps:
             surviving = {one.place for one in again.steps.window}
             self.steps = again.steps
+            self._view = self.view()
             for member in self.members.values():
                 member.resolutions = tuple(
                     one for one in member.resolutions if one.version < 0 or not self._voided(one, surviving)
@@ -193,7 +194,9 @@ class Fold:
             return
         if member.end is None or member.end.attempt < member.attempt:
             return  # a newer owner is still at work
-        if next(findings(member, self.view()), None) is not None:
+        if not (self.gone or (member.prompts and member.completed and member.scored)):
+            return
+        if next(findings(member, self._view), None) is not None:
             return
         name = member.resolutions[0].reason or "trained"
         self.settled.add(trajectory_id, name, member.attempt, member.group_size)

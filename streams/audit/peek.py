@@ -10,6 +10,7 @@ Delta(trajectory_id='d/0/7/3', attempt=0, start=64, n_tokens=16)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laminar.schemas import records as r
@@ -144,6 +145,10 @@ _SKIPPED = frozenset({r.ReleaseCommand.__name__, r.DrainCommand.__name__})
 _AVRO_ERRORS = (EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError)
 
 
+_BELONGS = {topic.name: frozenset(kind.__name__ for kind in topic.records) for topic in TOPICS.values()}
+_ANYTHING = frozenset(_KEPT) | _SKIPPED
+
+
 class Peek:
     """Reads records of one codec."""
 
@@ -151,40 +156,59 @@ class Peek:
         self._codec = codec
         self._readers: dict[str, Any] = {}
         """Record -> its schema with the kept fields only, in fastavro's form."""
+        self._read: Callable[..., Any] | None = None
+        """fastavro's, once it is needed."""
 
-    def read(self, value: bytes) -> object:
+    def read(self, value: bytes, topic: str) -> object:
         """One of this module's tuples; the record itself for the small ones; None: it does not matter.
 
-        Raises DecodeError, and what a registry raises.
+        Raises DecodeError, also for a record that does not belong on its topic: nobody takes it; and what a registry
+        raises.
         """
         written = self._codec.schema_of(value)
-        if written is not None and written.name in _SKIPPED:
-            return None
-        if written is None or written.name not in _KEPT:
+        if written is None:
             return self._codec.decode(value)
+        name = written.name
+        if topic in _BELONGS and name not in _BELONGS[topic]:
+            raise DecodeError(f"a {name} does not belong on {topic}")
+        if name not in _ANYTHING:
+            return self._codec.decode(value)
+        if name in _SKIPPED:
+            return None
         try:
-            return _MAKE[written.name](self._plain(value, written))
+            return _MAKE[name](self._plain(value, written))
         except _AVRO_ERRORS as error:
             raise DecodeError(f"{written.label}: {type(error).__name__}: {error}") from error
-
-    def belongs(self, value: bytes, topic: str) -> None:
-        """Raise DecodeError where the catalogue lets no record of this type stand on the topic: nobody takes it."""
-        known, written = TOPICS.get(topic), self._codec.schema_of(value)
-        if known is not None and written is not None and written.name not in {kind.__name__ for kind in known.records}:
-            raise DecodeError(f"a {written.name} does not belong on {topic}")
 
     def whole(self, value: bytes) -> object:
         """The whole record. Raises DecodeError."""
         return self._codec.decode(value)
 
     def _plain(self, value: bytes, written: Written) -> Any:
-        from fastavro import parse_schema
-
         reader = self._readers.get(written.name)
-        if reader is None:
-            whole = PACKAGED.current(written.name).whole
-            reader = self._readers[written.name] = parse_schema(_cut(whole, _KEPT[written.name]))
-        return written.read(value, reader)
+        if reader is None or self._read is None:
+            reader = self._prepare(written.name)
+        assert self._read is not None
+        body = BytesIO(value)
+        body.seek(written.header_bytes)
+        plain = self._read(body, written.schema, reader)
+        if body.tell() != len(value):
+            raise ValueError(f"{len(value) - body.tell()} bytes follow the record")
+        return plain
+
+    def _prepare(self, name: str) -> Any:
+        from fastavro import parse_schema, schemaless_reader
+        from fastavro.read import SchemaResolutionError
+
+        def read(body: BytesIO, schema: Any, reader: Any) -> Any:
+            try:
+                return schemaless_reader(body, schema, reader)
+            except SchemaResolutionError as error:
+                raise ValueError(f"cannot be resolved to the schema of this release: {error}") from error
+
+        self._read = read
+        self._readers[name] = reader = parse_schema(_cut(PACKAGED.current(name).whole, _KEPT[name]))
+        return reader
 
 
 def _cut(schema: Mapping[str, Any], kept: _Fields) -> dict[str, Any]:

@@ -115,12 +115,13 @@ class CachingPeek(Peek):
 
     def __init__(self) -> None:
         super().__init__(_CODEC)
-        self._seen: dict[bytes, object] = {}
+        self._seen: dict[tuple[bytes, str], object] = {}
 
-    def read(self, value: bytes) -> object:
-        if value not in self._seen:
-            self._seen[value] = super().read(value)
-        return self._seen[value]
+    def read(self, value: bytes, topic: str) -> object:
+        """See Peek.read."""
+        if (value, topic) not in self._seen:
+            self._seen[value, topic] = super().read(value, topic)
+        return self._seen[value, topic]
 
 
 _PEEK = CachingPeek()
