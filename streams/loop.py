@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from laminar.schemas.codec import Codec
@@ -109,6 +109,7 @@ class Loop:
         revoke_s: float = 2.0,
         outage_s: float = 120.0,
         on_lost_offsets: LostOffsets = "stop",
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         :param max_in_hand: input records held at once, over all partitions (exceeded by less than one poll)
@@ -121,6 +122,7 @@ class Loop:
         :param outage_s: raise the error when no transaction has committed for so long, since the first that did not
         :param on_lost_offsets: ``stop`` raises OffsetOutOfRange with both offsets; ``jump`` goes on with the first
             record that is left, and says so by an OffsetsSkipped on ``dead.letters``
+        :param stopwatch: seconds, for how long a transaction took
         """
         self.counts = Counts()
         self._log = log
@@ -136,6 +138,7 @@ class Loop:
         self._revoke_s = revoke_s
         self._outage_s = outage_s
         self._on_lost_offsets = on_lost_offsets
+        self._stopwatch = stopwatch
         self._hand = Hand()
         self._calls = Calls(worker, codec, operator=name, max_attempts=max_attempts)
         self._paused: frozenset[TopicPartition] = frozenset()
@@ -233,16 +236,16 @@ class Loop:
         return True
 
     def _try(self, batch: Batch, now: float, timeout_s: float | None = None) -> None:
-        start = time.monotonic()
+        start = self._stopwatch()
         try:
             self._commit(batch, timeout_s)
         except _Refused as refused:
             self._calls.refuse(refused.entry, refused.error, now)
         except Retryable as error:
-            self._failed(batch, error, now, time.monotonic() - start)
+            self._failed(batch, error, now, self._stopwatch() - start)
         else:
             self._failures = 0
-            quick = time.monotonic() - start <= max(_QUICK_S, self._too_long_s / 4)
+            quick = self._stopwatch() - start <= max(_QUICK_S, self._too_long_s / 4)
             if quick and self._room < self._max_transaction_bytes:
                 self._room = min(self._max_transaction_bytes, 2 * self._room)
 

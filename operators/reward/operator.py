@@ -45,6 +45,7 @@ def build(config: RewardConfig, context: Context) -> Loop:
             revoke_s=config.revoke_s,
             outage_s=config.outage_s,
             on_lost_offsets=config.on_lost_offsets,
+            stopwatch=context.stopwatch,
         )
     except BaseException:
         worker.close()

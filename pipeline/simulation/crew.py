@@ -61,7 +61,13 @@ class Crew:
     def start(self, process: Process) -> None:
         """Build its operator. Raises what that raises."""
         world = self._world
-        log = MemoryLog(clock=world.clock, broker=world.broker, faults=process.reach, session_timeout_s=SESSION_S)
+        log = MemoryLog(
+            clock=world.clock,
+            broker=world.broker,
+            faults=process.reach,
+            session_timeout_s=SESSION_S,
+            sleep=lambda seconds: world.wait(process, max(0.01, seconds)),
+        )
         process.log = log
         context = Context(
             run=world.run,

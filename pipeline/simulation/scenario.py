@@ -94,6 +94,7 @@ class Scenario:
             checkpoint=CheckpointConfig(every=self.checkpoint_every, keep=1),
             publish_timeout_s=2.0,
             publish_retry_s=0.5,
+            final_evaluation=self.evaluates,
             final_evaluation_timeout_s=60.0,
         )
 

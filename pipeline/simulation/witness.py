@@ -172,6 +172,9 @@ class Witness:
         ] += 1
         if known.n_known and not event.n_tokens:
             self.counts["sampled anew"] += 1
+        if known.ended:  # repack could not see the end yet: sampled once more, and one of the two results counts
+            self.counts["moved after the end"] += 1
+            known.ended = False
         known.attempt, known.owner, known.n_known = event.attempt, target, event.n_tokens
 
     def _adopt(self, command: r.AdoptCommand) -> None:

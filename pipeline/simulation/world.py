@@ -180,6 +180,7 @@ class World:
         """The process is stopped inside what it does; the others go on."""
         until = self.clock.now + seconds
         if self._depth >= _DEPTH:
+            self.clock.reach(until)  # nobody goes on: it is as if all were stopped for that long
             return
         self._depth += 1
         process.stopped = True

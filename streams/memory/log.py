@@ -29,7 +29,8 @@ class MemoryLog(EmbeddedLog):
     """One handle. Give several handles the same ``broker`` to act as several processes of one log.
 
     ``clock`` returns Unix epoch seconds and rules timestamps and sessions. With any clock but ``time.time`` no call
-    ever waits, whatever its timeout: time does not pass by waiting then. (``blocking`` overrides that.)
+    ever waits, whatever its timeout: time does not pass by waiting then. (``blocking`` overrides that. With ``sleep``, a call that
+    would wait calls that instead: a simulation lets the others go on meanwhile.)
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class MemoryLog(EmbeddedLog):
         broker: MemoryBroker | None = None,
         faults: Faults = NO_FAULTS,
         blocking: bool | None = None,
+        sleep: Callable[[float], None] | None = None,
         assignor: Assignor = "sticky",
         session_timeout_s: float = 20.0,
         max_transaction_bytes: int = 512 * 1024 * 1024,
@@ -47,7 +49,7 @@ class MemoryLog(EmbeddedLog):
         """What the handles share."""
         waits = self.broker.clock is time.time if blocking is None else blocking
         super().__init__(
-            MemoryStore(self.broker, faults, blocking=waits),
+            MemoryStore(self.broker, faults, blocking=waits, sleep=sleep),
             session_timeout_s=session_timeout_s,
             request_timeout_s=10.0,
             max_transaction_bytes=max_transaction_bytes,

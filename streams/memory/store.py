@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from laminar.schemas.errors import Fenced, LaminarError, OffsetOutOfRange, TopicMismatch, Unavailable, UnknownTopic
@@ -21,10 +21,14 @@ class MemoryStore:
 
     volatile = True
 
-    def __init__(self, broker: MemoryBroker, faults: Faults, *, blocking: bool) -> None:
+    def __init__(
+        self, broker: MemoryBroker, faults: Faults, *, blocking: bool, sleep: Callable[[float], None] | None = None
+    ) -> None:
+        """``sleep``: how time passes where a call waits, instead of waiting for a change."""
         self._broker = broker
         self._faults = faults
-        self.blocking = blocking
+        self._sleep = sleep
+        self.blocking = blocking or sleep is not None
 
     def now(self) -> float:
         """The broker's clock."""
@@ -183,6 +187,9 @@ class MemoryStore:
 
     def wait(self, version: object, timeout_s: float) -> None:
         """Until the version differs."""
+        if self._sleep is not None:
+            self._sleep(timeout_s)
+            return
         with self._broker.changed:
             self._broker.changed.wait_for(lambda: self._broker.version != version, timeout_s)
 
