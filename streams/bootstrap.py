@@ -31,9 +31,9 @@ def _check_address(address: str) -> None:
         raise ValueError("has an empty address between its commas")
     if "://" in address:
         protocol, _, rest = address.partition("://")
-        raise ValueError(
-            f"{address!r}: write {rest or 'HOST:PORT'}, and log.client.security.protocol={protocol.upper()}"
-        )
+        known = protocol.upper() in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+        security = f", and log.client.security.protocol={protocol.upper()}" if known else ""
+        raise ValueError(f"{address!r} is not HOST:PORT: write {rest.partition('/')[0]}{security}")
     bracketed = _BRACKETED.fullmatch(address)
     if bracketed is not None:
         host, colon, port = bracketed["host"], bracketed["rest"][:1], bracketed["rest"][1:]

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import Fatal, UnknownTopic
+from laminar.schemas.errors import Fatal, OffsetOutOfRange, UnknownTopic
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.intake import Intake
 from laminar.streams.log import Bounds, LogRecord, TopicPartition
 
 __all__ = ["KafkaReader"]
+
+_VERIFY_S = 2.0
 
 
 class KafkaReader:
@@ -40,7 +42,11 @@ class KafkaReader:
         self._admin.watch.look()
         if not self._intake.positions:
             return []
-        return self._intake.take(max_records, timeout_s)
+        try:
+            return self._intake.take(max_records, timeout_s)
+        except (OffsetOutOfRange, UnknownTopic):
+            self._admin.watch.verify({p.topic for p in self._intake.positions}, _VERIFY_S)  # another topic by now?
+            raise
 
     def position(self) -> dict[TopicPartition, int]:
         """Next offset per assigned partition."""
