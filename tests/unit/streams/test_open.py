@@ -50,7 +50,7 @@ def test_addresses_of_brokers(given: str) -> None:
             "a:1,",
             "a b:1",
         ),
-        *("http://a:1", "[::1]9092", "user@a:1", "a:-1", "a:٣"),
+        *("a:1,", "a b:1", "http://a:1", "[::1]9092", "user@a:1", "a:-1", "a:٣"),
     ],
 )
 def test_what_is_no_address_of_a_broker(given: str) -> None:
