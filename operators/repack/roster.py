@@ -51,11 +51,13 @@ class Roster:
         self._entries[rollout] = _Entry(status, now)
 
     def live(self, now: float) -> list[RolloutStatus]:
-        """Heartbeats of all rollouts that are alive and take work."""
+        """Heartbeats of all rollouts that are alive and take work. One without a batch has no room for any."""
         return [
             e.status
             for _, e in sorted(self._entries.items())
-            if e.is_alive(now, self._dead_after_s) and e.status.state not in ("starting", "draining")
+            if e.is_alive(now, self._dead_after_s)
+            and e.status.state not in ("starting", "draining")
+            and e.status.max_running > 0
         ]
 
     def loads(self, now: float) -> list[Load]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from laminar.operators.rollout.engines.scripted import Answer
 from laminar.schemas import records as r
 from laminar.streams.reading import skipped
 from laminar.streams.topics import TOPICS
@@ -42,6 +43,20 @@ def test_a14_s6_damage_on_any_topic_stops_nothing(topic: str, tmp_path: Path, ca
         assert skipped[topic] >= 15  # commands count from a rollout's first heartbeat on
         lines = [line for line in caplog.messages if line.startswith(topic) and ": skipped: " in line]
         assert 1 <= len(lines) <= 4
+    assert crew.ledger().violations == ()
+
+
+def test_a14_a_heartbeat_without_any_room_takes_no_orphans(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, group_size=2)
+    crew.answer = lambda request: Answer(ids=(5, 6, 7), hang_at=1)
+    crew.go(lambda: len(crew.read("trajectories.partial", r.TrajectoryStarted)) >= 2)
+    crew.running.pop("rollout-0").close()
+    for _ in range(5):
+        crew.write(*(record for record in strangers() if isinstance(record, r.RolloutStatus)))
+        crew.rest(1.0)
+    crew.answer = lambda request: Answer(ids=(5, 6, 7))
+    crew.start("rollout-0")
+    crew.go(crew.ended, seconds=120)
     assert crew.ledger().violations == ()
 
 

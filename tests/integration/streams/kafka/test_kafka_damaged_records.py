@@ -89,6 +89,20 @@ def test_b14_a_member_that_always_fails_is_a_letter_and_its_retry_counts_again(l
         assert ledger.dead == 0
 
 
+def test_a_run_that_died_whole_is_trained_by_the_resumed_one_after_a_retry(log: Log, tmp_path: Path) -> None:
+    with closing(Crew(tmp_path, log=log, partitions=2, epochs=1, rows=3, steps=9)) as crew:
+        crew.broken_reward = True
+        crew.go(crew.ended, seconds=WAIT_S)
+        assert (crew.steps_done(), len(crew.letters())) == (0, 12)
+    with closing(Desk(log, Codec(), "run", by="ada@lab", deadline=Deadline.after(WAIT_S, "desk"))) as desk:
+        assert all(desk.retry(entry).done for entry in list(desk.register.entries.values()))
+    with closing(Crew(tmp_path, log=log, partitions=2, epochs=1, rows=3, steps=9)) as crew:
+        crew.go(lambda: crew.ended() and crew.steps_done() == 2, seconds=WAIT_S)
+        ledger = crew.ledger()
+        assert ledger.violations == ()
+        assert (ledger.trained, ledger.dead) == (12, 0)
+
+
 RETRIES = """
 import sys, time
 from laminar.schemas.codec import Codec
