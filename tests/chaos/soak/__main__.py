@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="processes to kill with kill -9 (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults (default 0)")
     parser.add_argument("--gap", type=float, default=3.5, help="mean seconds between two faults (default 3.5)")
+    parser.add_argument("--stall", type=float, default=120.0, help="longest seconds without an optimizer step (120)")
     parser.add_argument("--report", type=Path, help="Markdown file; between its markers where it has them")
     parser.add_argument("--folder", type=Path, help="new folder for everything; kept (default: a temporary one)")
     given = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     deployment = Deployment(folder)
     faults = plan(seed=given.seed, kills=given.kills, instances=deployment.instances, mean_gap_s=given.gap)
-    campaign = Campaign(deployment, faults)
+    campaign = Campaign(deployment, faults, stall_bound_s=given.stall)
     _say(f"{len(faults)} faults, {sum(f.kills for f in faults)} kills; everything in {folder}")
     code = 1
     try:
