@@ -33,7 +33,7 @@ from tests.support.damage import SETTLED, damaged, strangers
 
 pytestmark = pytest.mark.kafka
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 COMPLETED = "trajectories.completed"
 
 
