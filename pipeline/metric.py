@@ -24,6 +24,7 @@ from laminar.pipeline.health_watch import HealthWatch
 from laminar.pipeline.pulse import STATES
 from laminar.streams.log import TopicPartition
 from laminar.streams.meter import OUTCOMES, Histogram, Meter
+from laminar.streams.reading import skipped
 
 __all__ = ["COMMON_LABELS", "METRICS", "MetricCollector", "MetricSpec", "exported_name"]
 
@@ -69,6 +70,9 @@ METRICS: Mapping[str, MetricSpec] = {
     "laminar_records_written": MetricSpec("counter", "Records in committed transactions", _TOPIC),
     "laminar_bytes_written": MetricSpec("counter", "Bytes of their values", _TOPIC),
     "laminar_dead_letters": MetricSpec("counter", "Records that the process wrote to dead.letters"),
+    "laminar_records_skipped": MetricSpec(
+        "counter", "Damaged records, or of another topic's type, passed over", _TOPIC
+    ),
     "laminar_rebalances": MetricSpec(
         "counter", "Rebalances that gave (assigned) or took (revoked) partitions", ("group", "event")
     ),
@@ -161,6 +165,7 @@ class MetricCollector:
         yield self._one("laminar_records_written", {(topic,): count.records for topic, count in written.items()})
         yield self._one("laminar_bytes_written", {(topic,): count.bytes for topic, count in written.items()})
         yield self._one("laminar_dead_letters", {(): written[_DEAD].records if _DEAD in written else 0})
+        yield self._one("laminar_records_skipped", {(): sum(skipped.copy().values())})
         rebalances = {(name, "assigned"): count.assignments for name, count in groups.items()}
         rebalances |= {(name, "revoked"): count.revocations for name, count in groups.items()}
         yield self._one("laminar_rebalances", rebalances)
