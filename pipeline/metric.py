@@ -70,9 +70,7 @@ METRICS: Mapping[str, MetricSpec] = {
     "laminar_records_written": MetricSpec("counter", "Records in committed transactions", _TOPIC),
     "laminar_bytes_written": MetricSpec("counter", "Bytes of their values", _TOPIC),
     "laminar_dead_letters": MetricSpec("counter", "Records that the process wrote to dead.letters"),
-    "laminar_records_skipped": MetricSpec(
-        "counter", "Damaged records, or of another topic's type, passed over", _TOPIC
-    ),
+    "laminar_records_skipped": MetricSpec("counter", "Records passed over: damaged, or of another topic"),
     "laminar_rebalances": MetricSpec(
         "counter", "Rebalances that gave (assigned) or took (revoked) partitions", ("group", "event")
     ),
