@@ -159,7 +159,7 @@ def written_by_registered(schema_id: int, schema: Any, names: Mapping[str, type]
     if namespace != NAMESPACE or name not in names:
         raise DecodeError(
             f"schema id {schema_id} is {full_name or 'no record'}: not a record of this release (valid: "
-            f"{', '.join(f'{NAMESPACE}.{known}' for known in names)})"
+            f"{NAMESPACE}.{next(iter(names))} and the other records of its schemas)"
         )
     label = f"{name} of schema id {schema_id}"
     plain = _without_logical_types(schema)

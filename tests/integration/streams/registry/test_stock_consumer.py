@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from laminar.pipeline.cli import main
 from laminar.schemas.codec import RECORDS
 from laminar.streams.broker import Broker
 from laminar.streams.deadline import Deadline
@@ -43,22 +44,29 @@ def plain(value: Any) -> Any:
 
 
 def test_a_stock_avro_consumer_reads_every_topic_of_a_run_as_we_do(
-    folder: Path, broker: Broker, apicurio: Apicurio
+    folder: Path,
+    broker: Broker,
+    apicurio: Apicurio,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = [f"name={RUN}", "steps=2", "operators.rollout.replicas=1", "log.kind=kafka"]
-    settings += [f"log.bootstrap={broker.bootstrap}", f"log.registry.url={apicurio.url}"]
+    settings = [f"name={RUN}", "steps=2", "operators.rollout.replicas=1", "operators.repack.replicas=0"]
+    settings += ["log.kind=kafka", f"log.bootstrap={broker.bootstrap}", f"log.registry.url={apicurio.url}"]
     done = laminar(folder, "run", "run.yaml", *settings)
     assert done.returncode == 0, done.stderr[-4000:]
     summary = json.loads((folder / "runs" / RUN / "summary.json").read_text())
     assert summary["ledger"]["trained"] == 2 * 2 * 4
     assert summary["ledger"]["balanced"]
 
-    audit = laminar(folder, "audit", f"runs/{RUN}", "--json")
-    assert audit.returncode == 0, audit.stdout + audit.stderr
-    assert json.loads(audit.stdout)["undecodable"] == 0
-    steps = laminar(folder, "read", f"runs/{RUN}", "training.steps").stdout.splitlines()
-    assert [json.loads(line)["type"] for line in steps][-1] == "RunEnded"
-    topics = json.loads(laminar(folder, "topics", f"runs/{RUN}", "--json").stdout)
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    assert main(["audit", f"runs/{RUN}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["undecodable"] == 0
+    assert main(["read", f"runs/{RUN}", "training.steps"]) == 0
+    steps = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+    assert steps[-1] == "RunEnded"
+    assert main(["topics", f"runs/{RUN}", "--json"]) == 0
+    topics = json.loads(capsys.readouterr().out)
     assert sum(row["offsets"] for row in topics if row["topic"] == "trajectories.scored") > 0
 
     config = KafkaLogConfig(bootstrap=broker.bootstrap, registry=RegistryConfig(url=apicurio.url))
