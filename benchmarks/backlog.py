@@ -1,8 +1,9 @@
 """What a slow consumer of a large backlog costs in memory (case S13).
 
 ``python -m benchmarks.backlog [--quick]``. A real broker, a topic full of records of 1 MB (and then of 10 KB) that
-compress about ten to one, and a process with the exactly-once loop whose function is slow. Its resident memory is read
-while it works; the claim is the growth over what the same process has before it has read anything, in megabytes.
+compress about twenty to one (the last: five hundred to one), and a process with the exactly-once loop whose function is
+slow. Its resident memory is read while it works; the claim is the growth over what the same process has before it has
+read anything, in megabytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ __all__ = ["Growth", "measure"]
 IN, OUT, DEAD = "trajectories.completed", "trajectories.scored", "dead.letters"
 PARTITIONS = 4
 MB = 1_000_000
+CASES = (("1 MB", MB, 0.05, 50), ("10 KB", 10_000, 0.001, 200), ("10 KB all alike", 10_000, 0.001, 1))
+"""Name, bytes, seconds for each, how many are different."""
 BUDGET_MB = 256.0
 """Three times ``max_in_hand_bytes``, and what the client may hold ahead: see ``laminar.streams.kafka.settings``."""
 
@@ -55,7 +58,7 @@ class Growth:
 
 
 def trajectory(value_bytes: int) -> OutRecord:
-    """A finished trajectory of about that size; every tenth byte of its text is noise."""
+    """A finished trajectory of about that size; a tenth of its text is noise."""
     noise = os.urandom(value_bytes // 20).hex()
     text = "".join(noise[i : i + 100] + "z" * 900 for i in range(0, len(noise), 100))[:value_bytes]
     prompt = r.Prompt(
@@ -94,17 +97,17 @@ def trajectory(value_bytes: int) -> OutRecord:
     return outgoing(Codec(), made)
 
 
-def fill(log: KafkaLog, value_bytes: int, total_mb: float) -> float:
+def fill(log: KafkaLog, value_bytes: int, total_mb: float, different: int) -> float:
     """Seconds."""
-    record = trajectory(value_bytes)
-    size = len(record.value or b"")
+    records = [trajectory(value_bytes) for _ in range(different)]
+    size = len(records[0].value or b"")
     producer = log.producer(f"fill-{uuid.uuid4().hex[:6]}")
     start, count, per_batch = time.perf_counter(), int(total_mb * MB / size), max(1, 64 * MB // size)
     sent = 0
     while sent < count:
         with producer.transaction(120.0) as tx:
             for index in range(sent, min(count, sent + per_batch)):
-                tx.send(replace(record, partition=index % PARTITIONS))
+                tx.send(replace(records[index // PARTITIONS % different], partition=index % PARTITIONS))
         sent += per_batch
     return time.perf_counter() - start
 
@@ -143,13 +146,26 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / MB
 
 
-def measure(bootstrap: str, data: Path, *, value_bytes: int, total_mb: float, seconds: float, pause_s: float) -> Growth:
-    """Fill the topic (made here and deleted again), and read it slowly. ``data``: the broker's folder."""
+def measure(
+    bootstrap: str,
+    data: Path,
+    *,
+    value_bytes: int,
+    total_mb: float,
+    seconds: float,
+    pause_s: float,
+    different: int = 200,
+) -> Growth:
+    """Fill the topic (made here and deleted again), and read it slowly.
+
+    ``data``: the broker's folder. ``different``: the records repeat after so many; when all are the same, a batch of
+    small ones compresses to almost nothing.
+    """
     log = KafkaLog(bootstrap, request_timeout_s=120.0, transaction_timeout_s=300.0)
     specs = [s for s in topic_specs({IN: PARTITIONS, OUT: 1}) if s.name in (IN, OUT, DEAD)]
     log.create_topics(specs)
     try:
-        write_s = fill(log, value_bytes, total_mb)
+        write_s = fill(log, value_bytes, total_mb, different)
         on_disk = sum(f.stat().st_size for p in data.rglob(f"{IN}-*") for f in p.glob("*.log")) / MB
         told = subprocess.run(
             [sys.executable, "-m", __spec__.name, "--read", bootstrap, str(seconds), str(pause_s)],
@@ -182,7 +198,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="laminar-bench-") as folder:
         broker = Broker(Path(folder), port=0, heap_mb=1024)
         with broker:
-            for name, value_bytes, pause_s in (("1 MB", MB, 0.05), ("10 KB", 10_000, 0.001)):
+            for name, value_bytes, pause_s, different in CASES:
                 found = measure(
                     broker.bootstrap,
                     Path(folder),
@@ -190,6 +206,7 @@ def main() -> None:
                     total_mb=total_mb,
                     seconds=seconds,
                     pause_s=pause_s,
+                    different=different,
                 )
                 rows.append(
                     [
@@ -202,6 +219,8 @@ def main() -> None:
                         found.peak_mb,
                     ]
                 )
+                if different == 1:
+                    continue
                 claims.append(
                     Claim(
                         name=f"backlog.growth.{name.replace(' ', '').lower()}",

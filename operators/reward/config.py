@@ -30,7 +30,8 @@ class RewardConfig(OperatorConfig):
     max_in_hand: int = Field(default=64, ge=1)
     """Trajectories read and not yet committed."""
     max_in_hand_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
-    """The same in bytes, as encoded, for trajectories that are long."""
+    """The same in bytes, as encoded, for trajectories that are long. Whatever the backlog, the operator's memory stays
+    within three times this (encoded, decoded, scored), and 64 MB for what is read ahead from Kafka."""
     revoke_s: float = Field(default=2.0, ge=0)
     """How long a partition that goes to another process may wait for calls that are running, so that they need not be
     done again."""

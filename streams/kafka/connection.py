@@ -48,14 +48,15 @@ _CONNECT: dict[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     "allow.auto.create.topics": False,
 }
-# A consumer holds about 16 MiB ahead of poll, and what one more answer of a broker, of 2 MiB, decompresses to; or one
-# record where that is larger. (What a broker sends is counted as compressed, what is held as decompressed.)
+# A consumer holds about 16 MiB ahead of poll, and what one more answer of a broker decompresses to: brokers count
+# compressed bytes, and text that repeats itself may be five hundred times smaller. Hence the small answers; a record
+# that is larger comes alone.
 _BOUNDED: dict[str, Any] = {
     "queued.min.messages": 1000,
     "queued.max.messages.kbytes": 16 * 1024,
-    "fetch.max.bytes": 2 * 1024 * 1024,
-    "message.max.bytes": 2 * 1024 * 1024,
-    "max.partition.fetch.bytes": 1024 * 1024,
+    "fetch.max.bytes": 512 * 1024,
+    "message.max.bytes": 512 * 1024,
+    "max.partition.fetch.bytes": 256 * 1024,
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 20,
     "fetch.error.backoff.ms": 100,
