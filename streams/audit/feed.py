@@ -15,35 +15,47 @@ from laminar.streams.log import Log, LogRecord, Reader, TopicPartition
 __all__ = ["Feed"]
 
 _WAIT_S = 0.2
-_BATCH_BYTES = 2 * 1024 * 1024
-_MIN_BATCH, _MAX_BATCH = 16, 1000
+_BATCH_BYTES = 1024 * 1024
+_MIN_BATCH, _MAX_BATCH = 4, 500
+_HELD_BYTES = 32 * 1024 * 1024
+"""Of one topic: with more than this in hand it does not wait for its other partitions."""
 
 
 class _Source:
-    """One topic."""
+    """One topic, with what was polled of each partition and not taken yet."""
 
     def __init__(self, reader: Reader, positions: Mapping[TopicPartition, int]) -> None:
         self.reader = reader
         self.reader.assign(positions)
-        self.buffer: deque[LogRecord] = deque()
-        self.mean_bytes = 1024.0
+        self.lanes: dict[TopicPartition, deque[LogRecord]] = {p: deque() for p in positions}
+        self._held = 0
+        self._mean_bytes = 1024.0
 
     def fill(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
-        """Get something into the buffer; True when there is something, or nothing more up to the ends."""
-        if self.buffer or self.done(ends):
-            return True
-        wanted = max(_MIN_BATCH, min(_MAX_BATCH, int(_BATCH_BYTES / self.mean_bytes)))
-        got = self.reader.poll(wanted, timeout_s)
-        if got:
-            mean = sum(len(one.value or b"") for one in got) / len(got)
-            self.mean_bytes = max(256.0, self.mean_bytes * 0.5 + mean * 0.5)
-            self.buffer.extend(got)
-        return bool(got) or self.done(ends)
+        """Poll until the next record of each partition is known, or that there is none below its end.
 
-    def done(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether all up to the ends was polled."""
+        False: the log had nothing for one of them within the time.
+        """
+        while self._unknown(ends) and self._held < _HELD_BYTES:
+            wanted = max(_MIN_BATCH, min(_MAX_BATCH, int(_BATCH_BYTES / self._mean_bytes)))
+            got = self.reader.poll(wanted, timeout_s)
+            for record in got:
+                self.lanes[record.source].append(record)
+            size = sum(len(one.value or b"") for one in got)
+            self._held += size
+            if got:
+                self._mean_bytes = max(256.0, (self._mean_bytes + size / len(got)) / 2)
+            elif self._unknown(ends):
+                return False
+        return True
+
+    def taken(self, record: LogRecord) -> None:
+        """It left its lane."""
+        self._held -= len(record.value or b"")
+
+    def _unknown(self, ends: Mapping[TopicPartition, int]) -> bool:
         at = self.reader.position()
-        return all(at[p] >= ends[p] for p in at if p in ends)
+        return any(not lane and at[p] < ends[p] for p, lane in self.lanes.items())
 
 
 class Feed:
@@ -66,10 +78,10 @@ class Feed:
             if waiting:
                 deadline.check(self._where(ends))
                 continue
-            ready = [source for source in self._sources if source.buffer]
-            if not ready:
+            lanes = [(source, lane) for source in self._sources for lane in source.lanes.values() if lane]
+            if not lanes:
                 return
-            yield from self._merge(ready)
+            yield from self._merge(lanes)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Next offset of each partition, for whoever has taken everything."""
@@ -80,19 +92,21 @@ class Feed:
         for source in self._sources:
             source.reader.close()
 
-    def _merge(self, ready: list[_Source]) -> Iterator[LogRecord]:
-        """The oldest first, until a buffer is empty: then it must be filled before it is known what comes next."""
-        heads = [(source.buffer[0].timestamp_ms, at) for at, source in enumerate(ready)]
+    def _merge(self, lanes: list[tuple[_Source, deque[LogRecord]]]) -> Iterator[LogRecord]:
+        """The oldest first, until a lane is empty: then it must be filled before it is known what comes next."""
+        heads = [(lane[0].timestamp_ms, at) for at, (_, lane) in enumerate(lanes)]
         heapify(heads)
         while True:
             at = heads[0][1]
-            buffer = ready[at].buffer
+            source, lane = lanes[at]
             second = min(heads[1:3], default=None)
-            while buffer and (second is None or (buffer[0].timestamp_ms, at) <= second):
-                yield buffer.popleft()
-            if not buffer:
+            while lane and (second is None or (lane[0].timestamp_ms, at) <= second):
+                record = lane.popleft()
+                source.taken(record)
+                yield record
+            if not lane:
                 return
-            heapreplace(heads, (buffer[0].timestamp_ms, at))
+            heapreplace(heads, (lane[0].timestamp_ms, at))
 
     def _where(self, ends: Mapping[TopicPartition, int]) -> str:
         at = self.positions()

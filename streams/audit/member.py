@@ -159,7 +159,7 @@ def _moved(member: Member, event: r.TrajectoryMoved, place: Place, fault: _Fault
     elif event.attempt <= member.attempt:
         member.contested = member.contested or (event.attempt == member.attempt and event.to_incarnation != 0)
     else:
-        known(member.attempt + 1, "a move")
+        known(member.attempt + (2 if event.reason == "dead" else 1), "a move")
         if member.n_tokens is not None and event.n_tokens > member.n_tokens and not member.contested:
             fault("delta_gap", f"moved with {event.n_tokens} tokens, but {member.n_tokens} are known")
         member.attempt, member.n_tokens, member.contested = event.attempt, event.n_tokens, False
