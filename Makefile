@@ -45,6 +45,8 @@ quickstart: setup ## Train a small model end to end on this machine (a minute an
 test: lint ## Lint, type-check and run every test, on a real Kafka broker too
 	@echo "==> getting Apache Kafka from its Maven artifacts (once)"
 	$(BIN)/laminar broker --fetch-only
+	@echo "==> getting the Apicurio schema registry the same way (once)"
+	$(BIN)/python -m tests.support.apicurio
 	@echo "==> running the tests"
 	$(BIN)/pytest -q
 
