@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -173,3 +175,37 @@ def test_a_result_that_nobody_can_read_closes_its_group_and_comes_back_when_it_c
     assert (letter.kind, letter.trajectory_ids, letter.key) == ("DecodeError", (), victim.group_id.encode())
     ledger = balanced(crew)
     assert sum(ledger["dropped"].values()) + ledger["trained"] == len(crew.fates())  # type: ignore[attr-defined,operator]
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("DEAD_LETTER_SEEDS", "4"))))
+def test_whoever_dies_is_retried_or_dropped_and_restarted_at_any_moment_has_one_fate(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    crew = Crew(tmp_path, epochs=2, rows=8, steps=99, eval_rows=2)
+
+    def script(request: EngineRequest) -> Answer:
+        ids = tuple(rng.randrange(5, 200) for _ in range(rng.choice([2, 5, 20])))
+        return Answer(ids=ids, fail_times=rng.choice([0, 0, 0, 0, 9]))
+
+    crew.answer = script
+    for _ in range(40):
+        crew.broken_reward = rng.random() < 0.3
+        crew.rest(rng.choice([0.2, 0.5, 1.0]))
+        if rng.random() < 0.3:
+            crew.start(rng.choice(list(crew.running)))
+        if rng.random() < 0.5:
+            chosen = {m for letter in crew.letters() for m in letter.trajectory_ids if rng.random() < 0.5}
+            decide(crew, chosen.__contains__, action=rng.choice(["retry", "retry", "retry", "drop"]))
+    crew.broken_reward, crew.answer = False, lambda _: Answer(ids=(5, 6, 7))
+    crew.start("rollout-0")
+    while decide(crew):
+        crew.rest(10.0)
+    if crew.ended():  # and some were given back since
+        for instance in list(crew.running):
+            crew.start(instance)
+    crew.go(crew.ended, seconds=300)
+    ledger = crew.ledger()
+    assert ledger.violations == ()
+    assert ledger.admitted == 2 * 8 * 4 + 2 * 2
+    fates = ledger.trained + sum(ledger.dropped.values()) + ledger.dead + sum(ledger.in_flight.values())
+    assert fates == ledger.admitted
+    assert ledger.trained > 0
