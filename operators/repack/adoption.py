@@ -5,14 +5,19 @@ from __future__ import annotations
 from laminar.operators.repack.fold import Alive
 from laminar.schemas import records as r
 
-__all__ = ["adopt"]
+__all__ = ["TAKEN", "adopt"]
+
+TAKEN = 2
+"""By how much the attempt grows when repack takes a trajectory from an owner; the owner itself gives it away with 1
+more. So an owner that is only slow, and wakes up inside the transaction that gives it away, makes no second owner of
+the same attempt: what it began is of an older attempt, and void."""
 
 
 def adopt(
     one: Alive, target: r.RolloutStatus, *, keep_tokens: bool, at_ms: int
 ) -> tuple[r.TrajectoryMoved, r.AdoptCommand]:
     """{Moved, Adopt}: ``target`` goes on with it, from its tokens or (``keep_tokens=False``) from its prompt."""
-    attempt = one.attempt + 1
+    attempt = one.attempt + TAKEN
     moved = r.TrajectoryMoved(
         trajectory_id=one.trajectory_id,
         attempt=attempt,

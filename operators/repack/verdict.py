@@ -12,6 +12,7 @@ False
 
 from __future__ import annotations
 
+from laminar.operators.repack.adoption import TAKEN
 from laminar.operators.repack.fold import POOL, Alive
 from laminar.schemas import records as r
 
@@ -32,7 +33,7 @@ def is_suspect(one: Alive, limit: int, *, orphaned: bool = False) -> bool:
 
 def condemn(orphan: Alive, *, operator: str, at_ms: int) -> tuple[r.TrajectoryMoved, r.TrajectoryEnded, r.DeadLetter]:
     """{Moved to nobody, Ended, DeadLetter}: the attempt grows, so what its last owner may still say comes too late."""
-    deaths, attempt = deaths_by_now(orphan), orphan.attempt + 1
+    deaths, attempt = deaths_by_now(orphan), orphan.attempt + TAKEN
     rollout, incarnation = orphan.owner
     error = (
         f"{deaths} rollouts died one after the other with it in hand, the last one {rollout} (incarnation"

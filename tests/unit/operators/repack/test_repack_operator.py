@@ -9,6 +9,8 @@ import pytest
 from laminar.operators.repack import operator as repack
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.operator import Repack
+from laminar.operators.rollout import event
+from laminar.operators.rollout.ledger import Owned
 from laminar.schemas import records as r
 from laminar.streams.memory import MemoryLog
 from tests.support.dataflow import World, make_prompt, make_tokens
@@ -85,10 +87,23 @@ def test_a5_trajectories_of_a_rollout_that_never_answers_are_adopted_with_all_th
     run(world, operator, 3.0, {"r1": ()})
     adopted = {a.snapshot.trajectory_id: a for a in world.read("rollouts.commands", r.AdoptCommand)}
     assert set(adopted) == {"d/0/0/0", "d/0/0/1"}
-    assert all(a.rollout_id == "r1" and a.snapshot.attempt == 1 for a in adopted.values())
+    assert all(a.rollout_id == "r1" and a.snapshot.attempt == 2 for a in adopted.values())
     assert adopted["d/0/0/0"].snapshot.response.ids_T.tolist() == [5, 6, 7, 8, 9]
     assert adopted["d/0/0/0"].snapshot.version == 7
     assert {m.trajectory_id for m in world.read("trajectories.partial", r.TrajectoryMoved)} == set(adopted)
+
+
+def test_b12_what_a_slow_owner_gives_away_after_repack_took_it_is_of_an_older_attempt() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"), heartbeat(world, "r0", ("d/0/0/0",)), heartbeat(world, "r1"))
+    run(world, operator, 5.0, {"r1": ()})
+    (taken,) = world.read("rollouts.commands", r.AdoptCommand)
+    owned = Owned.started(make_prompt(0), at_ms=0)[0]
+    given = event.moved(
+        owned, reason="repack", from_rollout="r0", to_rollout="r2", to_incarnation=1, at_ms=world.now_ms
+    )
+    assert given.attempt < taken.snapshot.attempt
 
 
 def test_a_rollout_that_announced_a_longer_lease_is_dead_after_that() -> None:
@@ -136,7 +151,7 @@ def test_b12_deltas_and_ends_of_an_older_attempt_are_ignored_and_counted() -> No
     run(world, operator, 4.0, {})  # r1 dies as well
     run(world, operator, 1.0, {"r2": ()})
     last = world.read("rollouts.commands", r.AdoptCommand)[-1]
-    assert (last.rollout_id, last.snapshot.attempt, last.snapshot.response.n_tokens) == ("r2", 2, 0)
+    assert (last.rollout_id, last.snapshot.attempt, last.snapshot.response.n_tokens) == ("r2", 4, 0)
 
 
 def test_the_tail_is_released_on_to_the_fuller_rollout() -> None:
@@ -206,7 +221,7 @@ def test_an_adoption_that_was_committed_after_all_is_not_repeated() -> None:
     world.write(started(world, 0, "r0"))
     run(world, operator, 6.0, {"r1": (), "r2": ()})
     adopted = world.read("rollouts.commands", r.AdoptCommand)
-    assert [a.snapshot.attempt for a in adopted] == [1]
+    assert [a.snapshot.attempt for a in adopted] == [2]
 
 
 def test_many_large_orphans_are_adopted_in_several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:

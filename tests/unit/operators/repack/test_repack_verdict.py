@@ -114,7 +114,7 @@ def test_what_was_handed_back_has_no_dead_owner() -> None:
     world = World()
     operator = Repack(CONFIG, world.context("repack"))
     world.write(started(world, 0, "r0"))
-    for attempt in range(1, 9, 2):  # taken back by each owner that lives
+    for attempt in range(1, 12, 3):  # taken back by each owner that lives
         moved = r.TrajectoryMoved(
             trajectory_id="d/0/0/0", attempt=attempt, reason="handback", from_rollout="r0", to_rollout="r0",
             to_incarnation=0, n_tokens=0, at_ms=0,
