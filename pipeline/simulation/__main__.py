@@ -19,7 +19,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print every event of it")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     chosen = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # what operators say about faults that are meant to happen
     say = sys.stdout.write
 
     def tell(line: str) -> None:
@@ -50,4 +49,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # what operators say about faults that are meant to happen
     sys.exit(main())

@@ -89,7 +89,7 @@ class Course:
 
     def _settle(self, name: str, fate: str) -> None:
         known = self.settled.get(name)
-        if known is not None and "trained" in (known, fate) and known != "dead":
+        if known is not None and fate == "trained" and known != "dead":
             self._report("trained_twice", f"{name}: {known}, and now {fate}")
         if known is None or known == "dead":
             self.settled[name] = fate

@@ -24,7 +24,7 @@ Point = Literal["step", "before_commit", "inside_commit", "after_commit", "engin
 
 Kind = Literal[
     "crash", "pause", "abort", "unknown", "undecided",
-    "away", "cut", "damage", "drain", "engine_crash", "engine_stall", "join", "late", "leave",
+    "ambush", "away", "cut", "damage", "drain", "engine_crash", "engine_stall", "join", "late", "leave",
     "relay_lose", "relay_stall", "twin",
 ]  # fmt: skip
 
@@ -80,9 +80,9 @@ def draw_faults(rng: random.Random, scenario: Scenario) -> list[Fault]:
 def _draw(rng: random.Random, instances: Sequence[str]) -> Fault:
     at = rng.uniform(0.0, 1.0) ** 1.5 * (FAULTS_END_S - 4.0)
     kind: Kind = rng.choices(
-        ("crash", "pause", "abort", "unknown", "undecided", "away", "cut", "damage", "drain", "engine_crash",
+        ("crash", "pause", "abort", "unknown", "undecided", "ambush", "away", "cut", "damage", "drain", "engine_crash",
          "engine_stall", "join", "late", "leave", "relay_lose", "relay_stall", "twin"),
-        (25, 16, 4, 8, 8, 2, 5, 5, 3, 3, 2, 2, 6, 2, 2, 3, 5),
+        (25, 16, 4, 8, 8, 4, 2, 5, 5, 3, 3, 2, 2, 6, 2, 2, 3, 5),
     )[0]  # fmt: skip
     # Rollouts and the trainer have most to lose.
     target = rng.choice([*instances, *(i for i in instances if i[:7] in ("rollout", "trainer"))])
@@ -103,6 +103,9 @@ def _draw(rng: random.Random, instances: Sequence[str]) -> Fault:
             return Fault(at=at, kind=kind, target=target, point=point, skip=skip)
         case "undecided":
             return Fault(at=at, kind=kind, target=target, point="inside_commit", seconds=long, skip=skip, coin=coin)
+        case "ambush":  # whoever gets the next command is stopped, or dies, in the transaction that answers it
+            point = rng.choice(("before_commit", "inside_commit"))
+            return Fault(at=at, kind=kind, point=point, seconds=long, coin=coin)
         case "away":
             return Fault(at=at, kind=kind, seconds=long / 2)
         case "cut":

@@ -48,6 +48,8 @@ class Mishaps:
         world.counts[fault.kind] += 1
         process = world.current(fault.target) if fault.target else None
         match fault.kind:
+            case "ambush":
+                world.ambush = fault
             case "away":
                 world.broker_back_at = now + fault.seconds
             case "cut" if process is not None:

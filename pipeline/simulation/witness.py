@@ -6,7 +6,7 @@ what about a trajectory it folds by itself. Rules by name::
     admitted_twice, too_many_admitted     prompts
     lost_delta, wrong_tokens              a trajectory's tokens are the script's, each once, whoever sampled them
     two_versions, unpublished_version     pinned: one committed version, not below the prompt's least
-    two_owners, skipped_attempt           attempts grow by one with each owner
+    two_owners, skipped_attempt           each owner has an attempt of its own, and they grow by one or two
     ended_twice, completed_twice, scored_twice, changed_by_reward
     (course.py)                           what the trainer does
 """
@@ -161,7 +161,7 @@ class Witness:
                     "two_owners", f"{event.trajectory_id}: attempt {event.attempt} is with {known.owner} and {target}"
                 )
             return
-        if event.attempt > known.attempt + 1:
+        if event.attempt > known.attempt + (2 if event.reason == "dead" else 1):
             self._report("skipped_attempt", f"{event.trajectory_id}: {known.attempt} to {event.attempt}")
         if event.n_tokens > known.n_known or (event.reason != "dead" and event.n_tokens != known.n_known):
             self._report(

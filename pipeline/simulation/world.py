@@ -18,7 +18,7 @@ from laminar.pipeline.simulation.clock import EPOCH_S, VirtualClock
 from laminar.pipeline.simulation.codec import SharedCodec
 from laminar.pipeline.simulation.course import Course
 from laminar.pipeline.simulation.crew import Crew
-from laminar.pipeline.simulation.fault import ARMED, FAULTS_END_S, Crash, Fault
+from laminar.pipeline.simulation.fault import ARMED, FAULTS_END_S, Crash, Fault, Kind
 from laminar.pipeline.simulation.mishap import Mishaps
 from laminar.pipeline.simulation.process import Process, Reach
 from laminar.pipeline.simulation.relay import Relay
@@ -26,6 +26,7 @@ from laminar.pipeline.simulation.scenario import LEASE_S, SESSION_S, Scenario
 from laminar.pipeline.simulation.trace import Trace
 from laminar.pipeline.simulation.violation import Violation
 from laminar.pipeline.simulation.witness import Witness
+from laminar.schemas import records as r
 from laminar.schemas.errors import Aborted, DecodeError, Evicted, Fatal, Fenced, LaminarError, Retryable, Unavailable
 from laminar.streams.log import OutRecord, TopicPartition
 from laminar.streams.memory import MemoryBroker, MemoryLog, Undecided
@@ -77,6 +78,8 @@ class World:
         self.broker = _Broker(clock)
         self.broker.world = self
         self.broker_back_at = 0.0
+        self.ambush: Fault | None = None
+        """Waits for the next command."""
         self.relay = Relay()
         self.run = RunInfo(
             run_id=RUN_ID,
@@ -124,7 +127,16 @@ class World:
                     continue
                 told.append(f"{type(event).__name__} {where.topic}[{where.partition}]@{offset}")
                 self.witness.see(event)
+                if self.ambush is not None and isinstance(event, r.ReleaseCommand | r.AdoptCommand):
+                    self._lie_in_wait(self.ambush, event.rollout_id)
         self.trace.add("  log", ", ".join(told))
+
+    def _lie_in_wait(self, ambush: Fault, rollout_id: str) -> None:
+        process = self.current(rollout_id)
+        if process is not None:
+            self.ambush = None
+            kind: Kind = "crash" if ambush.coin and ambush.point == "inside_commit" else "pause"
+            process.armed.insert(0, replace(ambush, kind=kind, target=rollout_id))
 
     # -- processes
 
