@@ -6,6 +6,7 @@ import gc
 import itertools
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from laminar.streams.audit.peek import Peek
 from laminar.streams.audit.settled import Fate, Settled
 from laminar.streams.deadline import Deadline
 from laminar.streams.ledger import Ledger
-from laminar.streams.log import OutRecord
+from laminar.streams.log import LogRecord, OutRecord
 from laminar.streams.memory import MemoryLog
 from laminar.streams.topics import TOPICS, outgoing, topic_specs
 from tests.support import sample
@@ -111,38 +112,61 @@ def test_a_trainer_that_resumes_from_any_step_takes_back_all_fates_above_it(foll
 
 
 def test_the_memory_of_an_audit_does_not_follow_the_length_of_the_run() -> None:
-    records = as_read(synthetic_run(CODEC, steps=80, groups_per_step=4, group_size=4, n_tokens=8))
+    records = as_read(synthetic_run(CODEC, steps=50, groups_per_step=4, group_size=4, n_tokens=8))
     fold = Fold(Peek(CODEC), "run", window=4)
     sizes: list[int] = []
     tracemalloc.start()
     try:
         for record in records:
             fold.apply(record)
-            if record.topic == "training.steps" and record.offset in (20, 75):
+            if record.topic == "training.steps" and record.offset in (15, 45):
                 gc.collect()
                 sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
     early, late = sizes
-    assert len(fold.settled) == 16 * 74
-    assert late - early < 55 * 16 * 12  # bytes: 880 members more, which as objects would be over 1 KB each
+    assert len(fold.settled) == 16 * 44
+    assert late - early < 480 * 64  # bytes: 480 members more, which as objects would be over 1 KB each
     assert len(fold.members) == 16 * (4 + 2)
+
+
+def test_partitions_are_read_at_the_same_pace_so_that_members_close_as_the_run_goes_on() -> None:
+    now = itertools.count(1_000_000)
+    log = MemoryLog(clock=lambda: float(next(now)))
+    log.create_topics(topic_specs(dict.fromkeys(TOPICS, 1) | {"prompts": 4, "trajectories.completed": 3}))
+    with closing(log.producer("test")) as producer:
+        for transaction in synthetic_run(CODEC, steps=60, groups_per_step=4, group_size=4, n_tokens=4):
+            with producer.transaction() as tx:
+                for record in transaction:
+                    tx.send(record)
+    with closing(Auditor(log, CODEC, "run", window=2)) as auditor:
+        apply, most = auditor.fold.apply, 0
+
+        def watched(record: LogRecord) -> None:
+            nonlocal most
+            apply(record)
+            most = max(most, len(auditor.fold.members))
+
+        auditor.fold.apply = watched  # type: ignore[method-assign]
+        ledger = auditor.look(Deadline.after(60, "look"))
+    assert (ledger.violations, ledger.admitted) == ((), 60 * 16)
+    assert most <= 6 * 16  # two steps to be trained, two that may be taken back, and what is just arriving
 
 
 def test_settled_members_take_a_byte_each() -> None:
     settled = Settled()
     tracemalloc.start()
     try:
-        for index, member in itertools.product(range(8192), range(16)):
+        for index, member in itertools.product(range(2048), range(16)):
             fate = "trained" if (index * 7 + member) % 10 else "zero_advantage"
             settled.add(f"d/0/{index}/{member}", fate, member % 3, 16)
         size = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len(settled) == 131_072
-    assert size < 145_000
-    assert settled.get("d/0/8191/15") == Fate("trained", 0)
-    assert settled.get("d/0/8192/0") is None
+    assert len(settled) == 32_768
+    assert size < 37_000
+    assert settled.get("d/0/2047/15") == Fate("trained", 0)
+    assert settled.get("d/0/2048/0") is None
 
 
 def test_members_with_the_same_fate_take_next_to_nothing() -> None:
