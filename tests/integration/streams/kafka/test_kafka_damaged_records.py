@@ -70,7 +70,9 @@ def test_a14_s6_damage_on_every_topic_at_once_stops_nothing(log: Log, tmp_path: 
         assert large.value is None
 
 
-def test_b14_a_member_that_always_fails_is_a_letter_and_its_retry_counts_again(log: Log, tmp_path: Path) -> None:
+def test_b14_a_member_that_always_fails_is_a_letter_and_has_one_fate_after_a_late_retry(
+    log: Log, tmp_path: Path
+) -> None:
     with closing(Crew(tmp_path, log=log, partitions=2, epochs=1, rows=4, steps=9)) as crew:
         crew.answer = lambda request: Answer(ids=(5, 6), fail_times=99 if request.trajectory_id.endswith("/2") else 0)
         crew.go(crew.ended, seconds=WAIT_S)
