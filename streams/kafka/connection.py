@@ -47,6 +47,10 @@ _CONNECT: dict[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
     "allow.auto.create.topics": False,
+    # After a restart of the broker, librdkafka 2.16 would begin at the bootstrap addresses and drop the brokers that it
+    # knew, but send a transaction's offsets to one of the dropped: they hang for good, and its thread spins. Without
+    # that it connects to them again; a cluster that moved to other addresses is met by the restarted process.
+    "metadata.recovery.strategy": "none",
 }
 # A consumer holds about 16 MiB ahead of poll, and what one more answer of a broker decompresses to: brokers count
 # compressed bytes, and text that repeats itself may be five hundred times smaller. Hence the small answers; a record
