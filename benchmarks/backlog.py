@@ -166,7 +166,8 @@ def measure(
     log.create_topics(specs)
     try:
         write_s = fill(log, value_bytes, total_mb, different)
-        on_disk = sum(f.stat().st_size for p in data.rglob(f"{IN}-*") for f in p.glob("*.log")) / MB
+        folders = [p for p in data.rglob(f"{IN}-*") if not p.name.endswith("-delete")]
+        on_disk = sum(f.stat().st_size for p in folders for f in p.glob("*.log")) / MB
         told = subprocess.run(
             [sys.executable, "-m", __spec__.name, "--read", bootstrap, str(seconds), str(pause_s)],
             check=True,
