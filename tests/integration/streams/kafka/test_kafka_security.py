@@ -11,6 +11,7 @@ import pytest
 
 from laminar.schemas.errors import ConfigError, LaminarError, Unavailable
 from laminar.streams.broker import Authority, Broker, Security
+from laminar.streams.deadline import Deadline
 from laminar.streams.kafka import KafkaLog
 from laminar.streams.log import OutRecord, TopicPartition, TopicSpec
 from tests.integration.streams.log_contract.driving import WAIT_S, poll_some, produce, read_values
@@ -234,3 +235,25 @@ def test_offsets_of_a_group_without_its_permission(secured: Broker) -> None:
 def test_a_reader_needs_no_permission_on_any_group(secured: Broker) -> None:
     with closing(as_user(secured, "bob")) as log:
         assert sorted(read_values(log, "in")) == [b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_a_password_that_is_changed_under_a_running_consumer_is_no_outage(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, port=0, security=Security(users={"alice": "first-word"}, mechanism="PLAIN"))
+    with broker, closing(as_user(broker, "alice")) as admin:
+        admin.create_topics([TopicSpec(name="in", partitions=1)])
+        log = impatient(broker, "alice")
+        consumer = log.consumer("g", ["in"])
+        consumer.poll(1, 1.0)
+        broker.stop()
+        broker.security = Security(users={"alice": "second-word"}, mechanism="PLAIN")
+        broker.start()
+
+        def poll(_: KafkaLog) -> None:
+            deadline = Deadline.after(WAIT_S, "the refusal")
+            while True:
+                deadline.check()
+                consumer.poll(1, 0.2)
+
+        text = refusal(log, poll, ConfigError)
+        assert "does not accept the user 'alice' with this password" in text
