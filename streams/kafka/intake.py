@@ -259,7 +259,8 @@ class Intake:
                         f"readable is {bounds.start} to {bounds.end}"
                     )
                 return
-        if error.code() == KafkaError._FATAL and _NAME_TAKEN in error.str():  # the cause of a fatal error stands in its text only
+        # the cause of a fatal error stands in its text only
+        if error.code() == KafkaError._FATAL and _NAME_TAKEN in error.str():
             raise NameTaken(f"{self._name} on {self._connection.bootstrap}: {error.str()}")
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and self._group is None:
             return  # librdkafka looks for the coordinator of a group that does not matter to us
