@@ -118,10 +118,12 @@ class Connection:
         return self._made(lambda made: Consumer(made, logger=self._logger), config)
 
     def member(self, group: str, instance: str | None) -> Consumer:
-        """A consumer for a group; ``instance`` makes it a static member: see KafkaConsumer."""
+        """A consumer for a group; ``instance`` makes it a static member under ``consumer``: see KafkaConsumer."""
         config = self._reading(group, instance) | {"max.poll.interval.ms": int(self.settings.poll_interval_s * 1000)}
         if self.settings.group_protocol == "consumer":
             config["group.protocol"] = "consumer"
+            if instance is not None:
+                config["group.instance.id"] = instance
         else:
             session_ms = int(self.settings.session_timeout_s * 1000)
             config |= {
@@ -129,8 +131,6 @@ class Connection:
                 "session.timeout.ms": session_ms,
                 "heartbeat.interval.ms": max(200, session_ms // 6),
             }
-        if instance is not None:
-            config["group.instance.id"] = instance
         return self._made(lambda made: Consumer(made, logger=self._logger), config)
 
     def producer(self, transactional_id: str) -> Producer:

@@ -1,14 +1,14 @@
 """A member of a consumer group.
 
-With an ``instance`` it is a static member, in both protocols: one that closes keeps its partitions for the next process
-of that name, until the session timeout; nobody else's move. Without one it is dynamic: closing hands over at once.
+``group_protocol="consumer"`` (KIP-848): with an ``instance`` it is a static member. One that closes keeps its
+partitions for the next process of that name, until the session timeout; nobody else's move. While the group has a
+member of this name, another is refused: after a kill -9 that is until the broker's session timeout, so a new process
+keeps asking for so long; one that was a member before and is refused has been replaced: Fenced. Without an
+``instance`` it is dynamic.
 
-``group_protocol="consumer"`` (KIP-848): while the group has a member of this name, another is refused. After a kill -9
-that is until the broker's session timeout, so a new process keeps asking for so long; one that was a member before
-and is refused has been replaced: Fenced.
-
-``group_protocol="classic"``: cooperative (KIP-345); a new process of the name takes over at once, and the old one is
-Fenced.
+``group_protocol="classic"``: cooperative, and every member is dynamic: ``instance`` is the client id. (A static one
+that dies between the two rounds of a cooperative rebalance gets its old assignment back without a second round, and
+the partitions that it had given up are nobody's from then on.)
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class RewardGroup:
     def wait_until_done(self, timeout_s: float = WAIT_S) -> None:
         deadline = Deadline.after(timeout_s, "the lag reaches 0")
         while any(self.lag().values()):
-            deadline.check(str(self.lag()))
+            deadline.check(str(self.lag()) + str({name: p.hear()[-4:] for name, p in self.processes.items()}))
             time.sleep(0.1)
 
     def lag(self) -> dict[TopicPartition, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.integration.streams.log_contract.driving import (
     settle,
     until_true,
 )
+from tests.support.broker import SESSION_S
 
 pytestmark = pytest.mark.kafka
 
@@ -226,20 +228,19 @@ def test_what_a_callback_raises_poll_raises_and_no_record_is_lost(log: KafkaLog,
     assert [r.value for r in poll_some(consumer, 2)] == [b"a", b"b"]
 
 
-def test_classic_protocol_a_restarted_instance_takes_over_at_once_and_its_zombie_is_fenced(
+def test_a_restarted_instance_keeps_its_partitions_and_while_it_lives_another_of_its_name_waits(
     make_log: Make, topic: str, unique: Unique
 ) -> None:
-    group, classic = unique("g"), {"group_protocol": "classic", "session_timeout_s": 30.0}
-    old = make_log(**classic).consumer(group, [topic], instance="rollout-0")
-    settle([old], lambda: len(old.assignment()) == 2, "the old process owns both")
-    new = make_log(**classic).consumer(group, [topic], instance="rollout-0")
-    settle([new], lambda: len(new.assignment()) == 2, "the new process owns both")
-
-    def zombie() -> None:
-        settle([old], lambda: False, "never")
-
-    with pytest.raises(Fenced):
-        zombie()
+    group = unique("g")
+    old, other = (make_log().consumer(group, [topic], instance=name) for name in ("rollout-0", "rollout-1"))
+    settle([old, other], lambda: len(old.assignment()) == len(other.assignment()) == 1, "one each")
+    owned = old.assignment()
+    second = make_log().consumer(group, [topic], instance="rollout-0")
+    end = time.monotonic() + 2 * SESSION_S
+    settle([old, other, second], lambda: time.monotonic() > end, "a while")
+    assert (old.assignment(), second.assignment()) == (owned, frozenset())
+    old.close()
+    settle([other, second], lambda: second.assignment() == owned, "its partition is back, or that of a session's end")
 
 
 def test_classic_protocol_members_share_and_hand_over(make_log: Make, topic: str, unique: Unique) -> None:

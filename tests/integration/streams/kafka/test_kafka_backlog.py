@@ -28,7 +28,8 @@ def test_four_processes_and_32_partitions_are_stable_after_two_rounds_and_nothin
     joined, restarted = found.changes
     assert 0 < joined.rounds <= 2
     assert joined.moved >= 8
-    assert restarted.rounds <= 2
+    assert restarted.rounds <= 2 * restarted.changes
+    assert protocol == "classic" or restarted.moved == 0
     assert found.records > 0
     assert (found.lost, found.doubled) == (0, 0)
     print({change.name: round(change.pause_s, 2) for change in found.changes})  # noqa: T201

@@ -138,11 +138,8 @@ def test_work_that_ends_out_of_order_survives_kills_exactly_once(start: Start, p
     assert group.scored() == Counter(x.trajectory_id for x in records)
 
 
-@BOTH
-def test_a_rolling_restart_moves_no_partition_of_the_others(
-    broker: Broker, start: Start, protocol: str, unique: Unique
-) -> None:
-    group = start(protocol, log={"session_timeout_s": 30.0})
+def test_a_rolling_restart_moves_no_partition_of_the_others(broker: Broker, start: Start, unique: Unique) -> None:
+    group = start("consumer", log={"session_timeout_s": 30.0})
     patient(broker, f"{group.run}.reward")
     names = [f"reward-{i}" for i in range(4)]
     group.start(*names)
