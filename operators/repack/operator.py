@@ -18,10 +18,12 @@ Each step:
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from laminar.operators.operator import Context
 from laminar.operators.repack.adoption import adopt
 from laminar.operators.repack.config import RepackConfig
+from laminar.operators.repack.decided import Decided
 from laminar.operators.repack.fold import Alive, PartialPool
 from laminar.operators.repack.policy import Orphan, place, plan
 from laminar.operators.repack.roster import Roster
@@ -53,6 +55,7 @@ class Repack:
         self._context = context
         self._producer = context.log.producer(context.transactional_id)
         self._fold_group = Membership(f"{context.group}.fold")
+        self._decided = Decided(context.group, _PARTIAL)
         self._consumer = context.log.consumer(
             context.group, [_STATUS], instance=context.instance, on_assign=self._skip_expired
         )
@@ -90,7 +93,7 @@ class Repack:
             self._begin(now)
         worked = self._fold() or worked
         if not self._caught_up:
-            return True
+            return worked
         try:
             if now >= self._next_place:
                 self._next_place = now + _PLACE_PERIOD_S
@@ -171,8 +174,9 @@ class Repack:
         logger.info("active: folding %s from %s", _PARTIAL, sum(starts.values()))
 
     def _catch_up(self) -> None:
-        """Decide nothing before everything that is in the log as of now is folded."""
+        """Decide nothing before everything that is in the log as of now is folded, what was decided before with it."""
         assert self._reader is not None
+        self._decided.load(self._context.log)
         self._caught_up = False
         self._targets = {p: self._reader.bounds(p).end for p in self._reader.position()}
 
@@ -183,9 +187,11 @@ class Repack:
         polled = reader.poll(_BATCH, 0.0)
         for record, event in decoded(polled, self._context.codec):
             self._pool.apply(event, record.source, record.offset)
+            self._decided.read(event, record.source)
         if not self._caught_up:
             position = reader.position()
-            self._caught_up = all(position[p] >= end for p, end in self._targets.items())
+            there = all(position[p] >= end for p, end in self._targets.items())
+            self._caught_up = there and not self._decided.unread
             if self._caught_up:
                 logger.info("folded: %d trajectories in flight", len(self._pool.alive))
         return bool(polled)
@@ -236,7 +242,7 @@ class Repack:
             taken.append((one, moved, None))
         if not out:
             return False
-        self._commit(out)
+        self._commit(out, [one.source for one, _, _ in taken], at_ms)
         for one, moved, ended in taken:
             # The fold sees the records again and ignores them, since their attempt is no longer newer.
             self._orphaned.pop(one.trajectory_id, None)
@@ -293,14 +299,18 @@ class Repack:
                 del self._busy[rollout]
         return frozenset(self._busy)
 
-    def _commit(self, out: list[OutRecord]) -> None:
+    def _commit(self, out: list[OutRecord], decided: Sequence[TopicPartition] = (), at_ms: int = 0) -> None:
+        """``decided``: the partitions of the pool that get a decision of ``at_ms``."""
         assert self._reader is not None
+        unread = self._decided.with_more(self._reader.position(), decided, at_ms)
         offsets = self._pool.resume_offsets(self._reader.position())
         with self._producer.transaction() as tx:
             for record in out:
                 tx.send(record)
             tx.commit_offsets(self._consumer.membership(), self._consumer.position())
             tx.commit_offsets(self._fold_group, offsets)
+            tx.commit_offsets(self._decided.membership, unread)
+        self._decided.committed(unread)
 
 
 def build(config: RepackConfig, context: Context) -> Repack:

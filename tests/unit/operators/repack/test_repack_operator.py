@@ -12,9 +12,20 @@ from laminar.operators.repack.operator import Repack
 from laminar.operators.rollout import event
 from laminar.operators.rollout.ledger import Owned
 from laminar.schemas import records as r
-from laminar.streams.memory import MemoryLog
+from laminar.streams.log import OutRecord
+from laminar.streams.memory import MemoryLog, NoFaults, Point
 from tests.support.dataflow import World, make_prompt, make_tokens
+from tests.support.faults import Crash
 from tests.support.late_log import LateLog
+
+
+class Stall(NoFaults):
+    """Its producer dies inside its transaction."""
+
+    def at(self, point: Point, transactional_id: str) -> None:
+        if point == "inside_commit":
+            raise Crash
+
 
 CONFIG = RepackConfig(period_s=1.0, dead_after_s=3.0, version_wait_s=2.0)
 
@@ -104,6 +115,36 @@ def test_b12_what_a_slow_owner_gives_away_after_repack_took_it_is_of_an_older_at
         owned, reason="repack", from_rollout="r0", to_rollout="r2", to_incarnation=1, at_ms=world.now_ms
     )
     assert given.attempt < taken.snapshot.attempt
+
+
+def test_s5_a_restarted_repack_does_not_decide_again_what_an_open_transaction_hides() -> None:
+    world = World()
+    assert isinstance(world.log, MemoryLog)
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(
+        started(world, 0, "r0"), heartbeat(world, "r0", ("d/0/0/0",)), heartbeat(world, "r1"), heartbeat(world, "r2")
+    )
+    run(world, operator, 1.0, {"r1": (), "r2": ()})
+    stalled = MemoryLog(broker=world.log.broker, faults=Stall()).producer("stalled")
+    every = range(world.log.topics()["trajectories.partial"].partitions)
+
+    def stall() -> None:
+        with stalled.transaction() as tx:
+            for partition in every:
+                tx.send(OutRecord(topic="trajectories.partial", key=b"x", value=None, partition=partition))
+
+    with pytest.raises(Crash):
+        stall()
+    run(world, operator, 4.0, {"r1": (), "r2": ()})
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
+    operator.close()
+    again = Repack(CONFIG, world.context("repack"))
+    run(world, again, 6.0, {"r1": ("x",), "r2": ()})
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
+    world.log.producer("stalled")
+    run(world, again, 1.0, {"r1": (), "r2": ()})
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
+    assert again._caught_up
 
 
 def test_a_rollout_that_announced_a_longer_lease_is_dead_after_that() -> None:
