@@ -121,10 +121,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             stage = Stage(deployment, log)
             _tell(story, stage)
             stage.close()
-            step = stage.seen.step
             assert deployment.stop() == 128 + signal.SIGTERM
-            deployment.start(f"steps={step + 2}")
-            assert deployment.wait(WAIT_S) == 0, deployment.output()
             story.evidence = gather(config)
             for topic in ("trajectories.partial", "trajectories.completed", "dead.letters", "training.steps"):
                 story.topics[topic] = stage.read(topic)
@@ -146,6 +143,7 @@ def _tell(story: Story, stage: Stage) -> None:
     story.killed_with = {one: n for one, n in stage.held(story.killed).items() if n > 0}
     deployment.send(story.killed, signal.SIGKILL)
 
+    stage.until(lambda: not story.killed_with.keys() & stage.alive(), "what the killed one had begun is finished")
     stage.until(stage.calm, "what the killed one had is finished")
     story.silenced = "rollout-0"
     pid = _stop_with(stage, story.silenced, lambda held: len(held) >= 12)
