@@ -43,7 +43,9 @@ class Alive:
     refused: int = 0
     """Handbacks since the last token."""
     deaths: int = 0
-    """Owners that died with it in hand."""
+    """Owners in a row that died with it in hand and had not brought it one token further."""
+    reached: int = 0
+    """The most response tokens that it had when it changed its owner."""
     parts: list[Tokens] = field(default_factory=list)
     n_response: int = 0
 
@@ -56,6 +58,12 @@ class Alive:
     def n_tokens(self) -> int:
         """Prompt and response tokens."""
         return self.prompt.n_prompt_tokens + self.n_response
+
+    def deaths_by(self, *, dead: bool) -> int:
+        """``deaths`` once its present owner loses it; ``dead``: by dying, if there is an owner."""
+        if self.n_response > self.reached:
+            return 0
+        return self.deaths + (dead and self.owner[1] != POOL)
 
     def response(self) -> Tokens:
         """Everything sampled so far."""
@@ -158,7 +166,8 @@ class PartialPool:
             self.late += 1
             return
         known.attempt = event.attempt
-        known.deaths += event.reason == "dead" and known.owner[1] != POOL
+        known.deaths = known.deaths_by(dead=event.reason == "dead")
+        known.reached = max(known.reached, known.n_response)
         known.owner = (event.to_rollout, event.to_incarnation)
         known.moves += 1
         known.refused = known.refused + 1 if event.reason == "handback" else known.refused

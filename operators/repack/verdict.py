@@ -2,9 +2,10 @@
 
 A trajectory may bring down every engine that samples it (a bug that one input reaches, memory that it alone needs).
 Adopted again and again, it would bring down one rollout after the other. So owners that died with it in hand are
-counted. With one death less than ``max_owner_deaths`` it is a *suspect*, and from then on never beside another one: all
-that died with it before are suspects as well, and go to different rollouts, or wait. At the next death the suspect is
-condemned: a dead letter, which a person may retry.
+counted: those in a row that did not bring it a single token further than it had ever been. (One that gets further under
+each owner is not what kills them, and will end.) With one death less than ``max_owner_deaths`` it is a *suspect*, and
+from then on never beside another one: all that died with it before are suspects as well, and go to different rollouts,
+or wait. At the next death the suspect is condemned: a dead letter, which a person may retry.
 
 >>> deaths_by_now(one) >= config.max_owner_deaths                                        # doctest: +SKIP
 False
@@ -23,12 +24,12 @@ KIND = "OwnersDied"
 
 def deaths_by_now(orphan: Alive) -> int:
     """Owners that died with it, the present one (which is dead) included."""
-    return orphan.deaths + (orphan.owner[1] != POOL)
+    return orphan.deaths_by(dead=True)
 
 
 def is_suspect(one: Alive, limit: int, *, orphaned: bool = False) -> bool:
     """Whether the death of its next owner (``orphaned``), or of its present one, decides."""
-    return (deaths_by_now(one) if orphaned else one.deaths) >= limit - 1
+    return one.deaths_by(dead=orphaned) >= limit - 1
 
 
 def condemn(orphan: Alive, *, operator: str, at_ms: int) -> tuple[r.TrajectoryMoved, r.TrajectoryEnded, r.DeadLetter]:
@@ -36,8 +37,8 @@ def condemn(orphan: Alive, *, operator: str, at_ms: int) -> tuple[r.TrajectoryMo
     deaths, attempt = deaths_by_now(orphan), orphan.attempt + TAKEN
     rollout, incarnation = orphan.owner
     error = (
-        f"{deaths} rollouts died one after the other with it in hand, the last one {rollout} (incarnation"
-        f" {incarnation}) after {orphan.n_response} of its tokens"
+        f"{deaths} rollouts died one after the other with it in hand and no new token of it, the last one {rollout}"
+        f" (incarnation {incarnation}) after {orphan.n_response} of its tokens"
     )
     moved = r.TrajectoryMoved(
         trajectory_id=orphan.trajectory_id,

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from laminar.operators.repack.config import RepackConfig
+from laminar.operators.repack.fold import PartialPool
 from laminar.operators.repack.operator import Repack
 from laminar.operators.repack.policy import Load, Orphan, place
+from laminar.operators.repack.verdict import deaths_by_now
 from laminar.schemas import records as r
+from laminar.streams.log import TopicPartition
 from tests.support.dataflow import World, make_prompt
-from tests.unit.operators.repack.test_repack_operator import CONFIG, heartbeat, run, started
+from tests.unit.operators.repack.test_repack_operator import CONFIG, delta, heartbeat, run, started
 
 ROLLOUTS = ("r0", "r1", "r2")
 
@@ -100,6 +103,39 @@ def test_of_two_poisonous_trajectories_each_is_judged_alone() -> None:
     cluster.start("r0", range(8))
     live(world, operator, cluster, lambda: operator.burials == 2 and len(cluster.ended) == 6)
     assert {one.trajectory_ids[0] for one in world.read("dead.letters", r.DeadLetter)} == poison
+
+
+def test_one_that_gets_further_under_each_owner_that_dies_is_innocent() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"), heartbeat(world, "r0", incarnation=1))
+    attempt = 0
+    for length in range(6):
+        world.write(delta(world, "d/0/0/0", length, 1, attempt))
+        world.write(heartbeat(world, "r0", incarnation=2 + length))
+        while operator.step(world.now):
+            pass
+        world.advance(0.5)
+        attempt = world.read("rollouts.commands", r.AdoptCommand)[-1].snapshot.attempt
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 6
+    assert world.read("dead.letters", r.DeadLetter) == []
+
+
+def test_one_that_kills_at_the_same_token_each_time_is_buried_though_it_is_sampled_anew() -> None:
+    source = TopicPartition("trajectories.partial", 0)
+    pool, world = PartialPool(), World()
+    pool.apply(started(world, 0, "r0"), source, 0)
+    one = pool.alive["d/0/0/0"]
+    judged = []
+    for attempt in range(1, 5):
+        pool.apply(delta(world, one.trajectory_id, 0, 4, one.attempt), source, attempt)
+        judged.append(deaths_by_now(one))
+        moved = r.TrajectoryMoved(
+            trajectory_id=one.trajectory_id, attempt=attempt, reason="dead", from_rollout="r0", to_rollout="r0",
+            to_incarnation=attempt + 1, n_tokens=0, at_ms=0,
+        )  # fmt: skip
+        pool.apply(moved, source, attempt)
+    assert judged == [0, 1, 2, 3]
 
 
 def test_suspects_wait_rather_than_share_a_rollout() -> None:
