@@ -15,11 +15,11 @@ import struct
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from laminar.schemas.errors import InvalidRecord
 
-__all__ = ["Write", "compile_writer"]
+__all__ = ["Part", "WriteRecord", "compile_writer"]
 
 Append = Callable[[bytes], None]
 Write = Callable[[Any, Append], None]
@@ -30,14 +30,54 @@ _ONE_BYTE = tuple(bytes((n,)) for n in range(128))
 _NULL, _PRESENT, _END = _ONE_BYTE[0], _ONE_BYTE[2], _ONE_BYTE[0]
 
 
-def compile_writer(schema: Mapping[str, Any], kind: type) -> Write:
+class Part(NamedTuple):
+    """A record whose encoded form is known already."""
+
+    record: Any
+    schema: str
+    """Full name: ``laminar.v1.Prompt``."""
+    encoded: bytes
+
+
+class WriteRecord(Protocol):
+    """A writer of whole records."""
+
+    def __call__(self, value: Any, append: Append, part: Part | None = None) -> None:
+        """As Write. ``part``: where the record holds exactly this one as a field, of this schema, it is not encoded."""
+
+
+def compile_writer(schema: Mapping[str, Any], kind: type) -> WriteRecord:
     """The writer of a record class under a self-contained schema (nested types spelled out at their first use)."""
-    return _record(schema, kind, {})
+    write = _record(schema, kind, {})
+    fields = tuple(f["name"] for f in schema["fields"])
+    schemas = {f["name"]: _full_name(f["type"]) for f in schema["fields"]}
+    writers = _fields(schema, kind, {})
+
+    def write_record(value: Any, append: Append, part: Part | None = None) -> None:
+        if part is None or part.schema not in schemas.values() or type(value) is not kind:
+            write(value, append)
+            return
+        for name, write_field in zip(fields, writers, strict=True):
+            inner = getattr(value, name)
+            if inner is part.record and schemas[name] == part.schema:
+                append(part.encoded)
+                continue
+            try:
+                write_field(inner, append)
+            except InvalidRecord as error:
+                raise InvalidRecord(f".{name}{error}") from None
+
+    return write_record
+
+
+def _full_name(schema: Any) -> str:
+    """Of a record's schema; empty for others."""
+    return f"{schema['namespace']}.{schema['name']}" if isinstance(schema, dict) and "namespace" in schema else ""
 
 
 def _record(schema: Mapping[str, Any], kind: type, named: dict[str, Write]) -> Write:
-    hints = typing.get_type_hints(kind)
-    fields = tuple((f["name"], _value(f["type"], hints.get(f["name"]), named)) for f in schema["fields"])
+    names = tuple(f["name"] for f in schema["fields"])
+    fields = tuple(zip(names, _fields(schema, kind, named), strict=True))
 
     def write(value: Any, append: Append) -> None:
         if type(value) is not kind:
@@ -50,6 +90,12 @@ def _record(schema: Mapping[str, Any], kind: type, named: dict[str, Write]) -> W
 
     named[f"{schema['namespace']}.{schema['name']}"] = write
     return write
+
+
+def _fields(schema: Mapping[str, Any], kind: type, named: dict[str, Write]) -> tuple[Write, ...]:
+    """The writer of each field."""
+    hints = typing.get_type_hints(kind)
+    return tuple(_value(f["type"], hints.get(f["name"]), named) for f in schema["fields"])
 
 
 def _value(schema: Any, hint: Any, named: dict[str, Write]) -> Write:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from laminar.schemas import framing
-from laminar.schemas.binary import Write, compile_writer
+from laminar.schemas.binary import Part, WriteRecord, compile_writer
 from laminar.schemas.errors import DecodeError, EncodeError, InvalidRecord
 from laminar.schemas.framing import Registry, Written
 from laminar.schemas.plain import builder
@@ -47,7 +47,7 @@ class Codec:
         ``registry``: what is written carries its schema ids."""
         self._schemas = PACKAGED if newer_schemas is None else SchemaSet(newer_schemas)
         self._registry = registry
-        self._writers: dict[type, tuple[bytes, Write]] = {}
+        self._writers: dict[type, tuple[bytes, WriteRecord]] = {}
         """Record class -> its frame's header, and what writes the rest."""
         self._written: dict[bytes, Written] = {}
         """Header -> what it says, of those that were met."""
@@ -60,25 +60,35 @@ class Codec:
         if self._registry is not None:
             self._learn_writers(*RECORDS.values())
 
-    def encode(self, record: Record) -> bytes:
+    def encode(self, record: Record, decoded: tuple[Record, bytes] | None = None) -> bytes:
         """The framed bytes. Raises EncodeError, naming the field, when the record breaks a rule.
 
-        With a registry that was not asked before (``prepare``): also ConfigError, Unavailable.
+        ``decoded``: what ``decode`` made of which bytes; where the record holds it as a field, those bytes are taken
+        as they are, and are not checked again. With a registry that was not asked before (``prepare``): also
+        ConfigError, Unavailable.
         """
         known = self._writers.get(type(record))
         if known is None:
             known = self._learn_writers(type(record))
         header, write = known
         parts = [header]
+        part = None if decoded is None else self._part(*decoded)
         try:
-            write(record, parts.append)
+            write(record, parts.append, part)
         except InvalidRecord as error:
             raise EncodeError(f"{type(record).__name__}{error}") from None
         try:
-            check_record(record)
+            check_record(record, None if part is None else part.record)
         except InvalidRecord as error:
             raise EncodeError(str(error)) from None
         return b"".join(parts)
+
+    def _part(self, record: Record, data: bytes) -> Part | None:
+        """A record that may be written as the bytes that it was read from; None if today's schema is another one."""
+        written = self._written.get(_header(data))
+        if written is None or written.reader is not None or written.name != type(record).__name__:
+            return None
+        return Part(record, self._schemas.current(written.name).full_name, data[written.header_bytes :])
 
     def decode(self, data: bytes) -> Record:
         """The record. Raises DecodeError for anything that is not exactly one record of a known schema.
@@ -114,7 +124,7 @@ class Codec:
         except DecodeError:
             return None
 
-    def _learn_writers(self, *kinds: type) -> tuple[bytes, Write]:
+    def _learn_writers(self, *kinds: type) -> tuple[bytes, WriteRecord]:
         """Make ready to write these; return the last one's."""
         current: dict[type, Any] = {}
         for kind in kinds:

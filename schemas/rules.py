@@ -19,8 +19,14 @@ from laminar.schemas.tokens import Tokens, ids_view
 __all__ = ["check_record"]
 
 
-def check_record(record: r.Record) -> None:
-    """Raise InvalidRecord, naming the field, unless the record's own rules hold."""
+def check_record(record: r.Record, checked: r.Record | None = None) -> None:
+    """Raise InvalidRecord, naming the field, unless the record's own rules hold.
+
+    ``checked``: a record whose rules are known to hold; a trajectory that is scored need not be checked twice.
+    """
+    if checked is not None and isinstance(record, r.ScoredTrajectory) and record.trajectory is checked:
+        _reward(record, "ScoredTrajectory")
+        return
     rule = _RULES.get(type(record))
     if rule is not None:
         rule(record, type(record).__name__)
@@ -115,6 +121,10 @@ def _completed(record: r.CompletedTrajectory, where: str) -> None:
 
 def _scored(record: r.ScoredTrajectory, where: str) -> None:
     _completed(record.trajectory, f"{where}.trajectory")
+    _reward(record, where)
+
+
+def _reward(record: r.ScoredTrajectory, where: str) -> None:
     if record.reward is None:
         _require(bool(record.failure), f"{where}.failure: a null reward needs a reason")
     else:

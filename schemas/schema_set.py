@@ -44,6 +44,11 @@ class AvroSchema:
     parsed: Any
     """``whole`` in fastavro's own form."""
 
+    @property
+    def full_name(self) -> str:
+        """``laminar.v1.Prompt``."""
+        return f"laminar.v{self.version}.{self.name}"
+
 
 class SchemaSet:
     """The schemas of a folder; those of further folders are only read, never written."""

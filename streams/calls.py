@@ -60,7 +60,9 @@ class Calls:
             error: Exception | None = result.error
             if error is None:
                 try:
-                    entry.finish([outgoing(self._codec, output) for output in result.outputs])
+                    source = entry.source.value if entry.source else None
+                    decoded = None if source is None else (entry.record, source)
+                    entry.finish([outgoing(self._codec, output, decoded=decoded) for output in result.outputs])
                     continue
                 except EncodeError as refused:
                     error = refused

@@ -25,7 +25,7 @@ _DAY_MS = 24 * _HOUR_MS
 class Encoder(Protocol):
     """Turns a record into framed bytes (``laminar.schemas.codec.Codec``)."""
 
-    def encode(self, record: r.Record) -> bytes:
+    def encode(self, record: r.Record, decoded: tuple[r.Record, bytes] | None = None) -> bytes:
         """Raises EncodeError."""
 
 
@@ -134,14 +134,25 @@ TOPICS: Mapping[str, Topic] = _topics()
 _BY_RECORD: Mapping[type, Topic] = {kind: topic for topic in TOPICS.values() for kind in topic.records}
 
 
-def outgoing(codec: Encoder, record: r.Record, *, partition: int | None = None) -> OutRecord:
-    """The record on its topic, under its key, encoded. Raises EncodeError."""
+def outgoing(
+    codec: Encoder,
+    record: r.Record,
+    *,
+    partition: int | None = None,
+    decoded: tuple[r.Record, bytes] | None = None,
+) -> OutRecord:
+    """The record on its topic, under its key, encoded. Raises EncodeError.
+
+    ``decoded``: a record that it may hold, and the bytes that were decoded to it: see ``Codec.encode``.
+    """
     topic = _BY_RECORD.get(type(record))
     if topic is None:
         raise EncodeError(
             f"{type(record).__name__} belongs to no topic (valid: {', '.join(t.__name__ for t in _BY_RECORD)})"
         )
-    return OutRecord(topic=topic.name, key=topic.key(record).encode(), value=codec.encode(record), partition=partition)
+    return OutRecord(
+        topic=topic.name, key=topic.key(record).encode(), value=codec.encode(record, decoded), partition=partition
+    )
 
 
 def topic_specs(partitions: Mapping[str, int] | None = None) -> list[TopicSpec]:
