@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from laminar.pipeline.simulation.burden import held_by
 from laminar.pipeline.simulation.clock import EPOCH_S, VirtualClock
 from laminar.pipeline.simulation.codec import SharedCodec
 from laminar.pipeline.simulation.fault import FAULTS_END_S, Fault, draw_faults
@@ -24,6 +25,7 @@ __all__ = ["DEADLINE_S", "Outcome", "plan", "simulate"]
 DEADLINE_S = FAULTS_END_S + 180.0
 """Virtual seconds in which every run must end."""
 _DRAIN_S = 20.0
+_QUIET_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def simulate(
 
 def _run(world: World) -> None:
     deadline = EPOCH_S + DEADLINE_S
-    while not world.violations and not _over(world):
+    while not world.violations and not (_over(world) and _lets_go(world)):
         if not world.turn(deadline):
             world.report("does_not_end", "; ".join(_why(world)))
             return
@@ -101,6 +103,22 @@ def _over(world: World) -> bool:
     return (
         world.course.ended is not None and trainer is not None and trainer.operator is not None and not trainer.stopped
     )
+
+
+def _lets_go(world: World) -> bool:
+    """Where the run outlasted the faults: once all is quiet, nobody holds anything. True: the run is over indeed."""
+    if world.clock.elapsed < FAULTS_END_S:
+        return True
+    until = world.clock.now + _QUIET_S
+    while world.turn(until):
+        pass
+    for process in world.processes:
+        # What was moved after its end is sampled once more for nothing, perhaps beyond the run's end.
+        if process.operator is not None and not process.replaced and not world.witness.counts["moved after the end"]:
+            held = held_by(process.operator)
+            if held:
+                world.report("hoards", f"{process.instance} holds {', '.join(held[:5])}")
+    return _over(world)
 
 
 def _look_back(world: World) -> None:

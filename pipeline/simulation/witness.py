@@ -8,6 +8,7 @@ what about a trajectory it folds by itself. Rules by name::
     two_versions, unpublished_version     pinned: one committed version, not below the prompt's least
     two_owners, skipped_attempt           each owner has an attempt of its own, and they grow by one or two
     ended_twice, completed_twice, scored_twice, changed_by_reward
+    outlived_its_lease                    a rollout that was silent for its lease goes on as a younger incarnation
     (course.py)                           what the trainer does
 """
 
@@ -25,6 +26,9 @@ from laminar.schemas import records as r
 from laminar.schemas.tokens import Tokens
 
 __all__ = ["Witness"]
+
+
+_LEASE_SLACK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class Witness:
         self._report = report
         self.course = course
         self.members: dict[str, _Member] = {}
+        self._spoken: dict[str, r.RolloutStatus] = {}
+        """The newest heartbeat of each rollout."""
         self.counts: Counter[str] = Counter()
         """What happened, for the coverage."""
 
@@ -73,6 +79,8 @@ class Witness:
                 self._completed(record)
             case r.ScoredTrajectory():
                 self._scored(record)
+            case r.RolloutStatus():
+                self._status(record)
             case r.DeadLetter():
                 self.counts["dead letters"] += 1
                 self.course.dead(record.trajectory_ids)
@@ -93,6 +101,14 @@ class Witness:
                 where = "ended without a result"
             lines.append(f"{name}: attempt {one.attempt}, {one.n_known} of {len(one.ids)} tokens, {where}")
         return lines
+
+    def _status(self, status: r.RolloutStatus) -> None:
+        last = self._spoken.get(status.rollout_id)
+        if last is not None and last.incarnation == status.incarnation:
+            silent_s = (status.at_ms - last.at_ms) / 1000
+            if silent_s > last.lease_s + _LEASE_SLACK_S:
+                self._report("outlived_its_lease", f"{status.rollout_id} was silent for {silent_s:.1f} s and goes on")
+        self._spoken[status.rollout_id] = status
 
     def _prompt(self, prompt: r.Prompt) -> None:
         if r.trajectory_id(prompt.prompt_id, 0) in self.members:

@@ -51,7 +51,7 @@ class Mutation:
     """What it breaks, in a line."""
     apply: Callable[[pytest.MonkeyPatch], None]
     seed: int
-    """The first seed that finds it."""
+    """The first seed that finds it, counted from 0."""
 
 
 def offsets_before_outputs(patch: pytest.MonkeyPatch) -> None:
@@ -254,36 +254,36 @@ def failed_publication_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
-    ("reward commits its offsets before its outputs: a crash between them loses results", offsets_before_outputs, -1),
-    ("the log does not fence the older producer of an id", no_fencing, -1),
-    ("a transaction is done again when its outcome is unknown, though it had committed", redo_after_unknown, -1),
-    ("reward goes on behind records whose transaction failed", offset_past_lost_output, -1),
-    ("repack gives an orphan to a new owner under the old attempt", adoption_without_attempt, -1),
-    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, -1),
-    ("a resumed trainer reads from the beginning and has forgotten which groups are done", forgets_the_done, -1),
-    ("the checkpoint is saved before the step is recorded", checkpoint_before_record, -1),
-    ("a version is published before its checkpoint is durable", published_before_durable, -1),
-    ("repack folds deltas of an older attempt", old_deltas_accepted, -1),
+    ("reward commits its offsets before its outputs: a crash between them loses results", offsets_before_outputs, 1),
+    ("the log does not fence the older producer of an id", no_fencing, 12),
+    ("a transaction is done again when its outcome is unknown, though it had committed", redo_after_unknown, 1),
+    ("reward goes on behind records whose transaction failed", offset_past_lost_output, 7),
+    ("repack gives an orphan to a new owner under the old attempt", adoption_without_attempt, 3),
+    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 28),
+    ("a resumed trainer reads from the beginning and has forgotten which groups are done", forgets_the_done, 0),
+    ("the checkpoint is saved before the step is recorded", checkpoint_before_record, 0),
+    ("a version is published before its checkpoint is durable", published_before_durable, 0),
+    ("repack folds deltas of an older attempt", old_deltas_accepted, 132),
     (
         "a slow owner and repack give a trajectory away under the same attempt",
         owner_and_repack_give_the_same_attempt,
-        -1,
+        309,
     ),
-    ("the trainer closes a group while a member is missing", group_closes_without_a_member, -1),
-    ("the trainer does not hear of dead members", dead_members_ignored, -1),
-    ("the tokens since the last delta are lost when a trajectory moves", delta_dropped_at_release, -1),
-    ("repack hears only the first heartbeat of a process", heartbeats_ignored, -1),
-    ("a rollout that slept beyond its lease goes on with its work", zombie_keeps_its_work, -1),
-    ("weights are swapped while trajectories are being sampled", weights_swapped_within_a_round, -1),
-    ("prompts admits again after a commit without an answer", unknown_admission_redone, -1),
+    ("the trainer closes a group while a member is missing", group_closes_without_a_member, 0),
+    ("the trainer does not hear of dead members", dead_members_ignored, 0),
+    ("the tokens since the last delta are lost when a trajectory moves", delta_dropped_at_release, 1),
+    ("repack hears only the first heartbeat of a process", heartbeats_ignored, 4),
+    ("a rollout that slept beyond its lease goes on with its work", zombie_keeps_its_work, 2),
+    ("weights are swapped while trajectories are being sampled", weights_swapped_within_a_round, 0),
+    ("prompts admits again after a commit without an answer", unknown_admission_redone, 36),
     (
         "a restarted repack begins at the end of the pool, behind living trajectories",
         fold_resumes_at_its_end,
-        -1,
+        14,
     ),
-    ("a rollout samples groups whose taking was aborted", aborted_groups_taken, -1),
-    ("a resumed trainer uses the version number of its checkpoint again", version_number_reused, -1),
-    ("a publication that failed is not tried again", failed_publication_forgotten, -1),
+    ("a rollout samples groups whose taking was aborted", aborted_groups_taken, 14),
+    ("a resumed trainer uses the version number of its checkpoint again", version_number_reused, 0),
+    ("a publication that failed is not tried again", failed_publication_forgotten, 3),
 )
 MUTATIONS: dict[str, Mutation] = {apply.__name__: Mutation(breaks, apply, seed) for breaks, apply, seed in _LISTED}
 
