@@ -22,7 +22,7 @@ from tests.integration.streams.log_contract.driving import WAIT_S
 from tests.support import sample
 from tests.support.reward_group import reward_topics
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 IN, OUT = "trajectories.completed", "trajectories.scored"
 CODEC = Codec()
@@ -46,7 +46,7 @@ def test_s15_a_loop_faster_than_its_broker_waits_bounded_then_sends_less_at_once
 ) -> None:
     run = unique("run")
     limit(broker, f"{run}.reward-0")
-    records = [sample.completed(sample.prompt(i), text=os.urandom(12_000).hex()) for i in range(48)]
+    records = [sample.completed(sample.prompt(i), text=os.urandom(12_000).hex()) for i in range(38)]
     calls: list[r.Record] = []
 
     def score(record: r.Record) -> list[r.Record]:
