@@ -24,11 +24,17 @@ class Decided:
         self.membership = Membership(f"{group}.decided")
         self._topic = topic
         self._newest: dict[TopicPartition, int] = {}
+        self._read: dict[TopicPartition, int] = {}
+        """Time of the newest decision that the fold has read."""
+
+    def begin(self) -> None:
+        """The fold begins anew, from its committed offsets: nothing is read yet."""
+        self._read.clear()
 
     def load(self, log: Log) -> None:
-        """As the log says. Raises Retryable."""
+        """As the log says, less what was read meanwhile. Raises Retryable."""
         committed = log.committed(self.membership.group, self._topic)
-        self._newest = {partition: at_ms for partition, at_ms in committed.items() if at_ms > 0}
+        self._newest = {p: at_ms for p, at_ms in committed.items() if at_ms > self._read.get(p, 0)}
 
     @property
     def unread(self) -> bool:
@@ -37,11 +43,11 @@ class Decided:
 
     def read(self, event: object, source: TopicPartition) -> None:
         """The next record of the pool."""
-        newest = self._newest.get(source)
-        if newest is None or not isinstance(event, r.TrajectoryMoved) or event.reason != "dead":
+        if not isinstance(event, r.TrajectoryMoved) or event.reason != "dead":
             return
-        if event.at_ms >= newest:
-            del self._newest[source]
+        self._read[source] = max(event.at_ms, self._read.get(source, 0))
+        if event.at_ms >= self._newest.get(source, 0):
+            self._newest.pop(source, None)
 
     def with_more(
         self, every: Iterable[TopicPartition], decided: Iterable[TopicPartition], at_ms: int

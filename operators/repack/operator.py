@@ -154,6 +154,7 @@ class Repack:
 
     def _begin(self, now: float) -> None:
         self._reader = self._context.log.reader()
+        self._decided.begin()
         count = self._context.log.topics()[_PARTIAL].partitions
         committed = self._context.log.committed(self._fold_group.group, _PARTIAL)
         partitions = [TopicPartition(_PARTIAL, index) for index in range(count)]

@@ -12,6 +12,7 @@ from laminar.operators.repack.operator import Repack
 from laminar.operators.rollout import event
 from laminar.operators.rollout.ledger import Owned
 from laminar.schemas import records as r
+from laminar.schemas.errors import Aborted
 from laminar.streams.log import OutRecord
 from laminar.streams.memory import MemoryLog, NoFaults, Point
 from tests.support.dataflow import World, make_prompt, make_tokens
@@ -25,6 +26,17 @@ class Stall(NoFaults):
     def at(self, point: Point, transactional_id: str) -> None:
         if point == "inside_commit":
             raise Crash
+
+
+class Refuse(NoFaults):
+    """The broker aborts the next transaction."""
+
+    once = False
+
+    def at(self, point: Point, transactional_id: str) -> None:
+        if self.once:
+            self.once = False
+            raise Aborted("no")
 
 
 CONFIG = RepackConfig(period_s=1.0, dead_after_s=3.0, version_wait_s=2.0)
@@ -145,6 +157,22 @@ def test_s5_a_restarted_repack_does_not_decide_again_what_an_open_transaction_hi
     run(world, again, 1.0, {"r1": (), "r2": ()})
     assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
     assert again._caught_up
+
+
+def test_a_refused_transaction_does_not_make_repack_wait_for_a_decision_that_it_has_read() -> None:
+    world = World()
+    assert isinstance(world.log, MemoryLog)
+    refusing = Refuse()
+    context = world.context("repack")
+    log = MemoryLog(broker=world.log.broker, faults=refusing)
+    operator = Repack(CONFIG, dataclasses.replace(context, log=log))
+    world.write(started(world, 0, "r0"), heartbeat(world, "r0", ("d/0/0/0",)), heartbeat(world, "r1"))
+    run(world, operator, 4.0, {"r1": ()})
+    assert len(world.read("rollouts.commands", r.AdoptCommand)) == 1
+    refusing.once = True
+    run(world, operator, 6.0, {"r1": ()})
+    assert not refusing.once
+    assert operator._caught_up
 
 
 def test_a_rollout_that_announced_a_longer_lease_is_dead_after_that() -> None:
