@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from laminar.operators.measure import Measures
 from laminar.schemas.codec import Codec
+from laminar.streams.background import Background
 from laminar.streams.log import Log
 
 __all__ = ["Context", "ModelConfig", "Operator", "OperatorConfig", "RunInfo"]
@@ -89,6 +90,8 @@ class Context:
     stopwatch: Callable[[], float] = time.perf_counter
     """Seconds since some moment, for durations that are reported."""
     rng: random.Random = field(default_factory=random.Random)
+    background: Background | None = None
+    """Begins a call beside the step, on a log that bears it; None: everything is done in the step itself."""
     measures: Measures = field(default_factory=Measures)
     """What the operator wants to be seen of itself on ``/metrics``."""
 

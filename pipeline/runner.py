@@ -28,12 +28,13 @@ from laminar.pipeline.notify import Notifier
 from laminar.pipeline.pulse import Pulse
 from laminar.pipeline.stop_request import LeaveAtOnce, StoppedBeforeReady, StopRequest
 from laminar.schemas.records import RunEnded
+from laminar.streams.background import in_background
 from laminar.streams.clock import SteadyClock
 from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log
 from laminar.streams.meter import Meter
 from laminar.streams.metered import MeteredLog
-from laminar.streams.open import MemoryLogConfig, open_codec, open_log
+from laminar.streams.open import KafkaLogConfig, MemoryLogConfig, open_codec, open_log
 from laminar.streams.topics import topic_specs
 
 __all__ = ["READY", "drive", "run_operator"]
@@ -174,6 +175,7 @@ def _run(
             codec=codec,
             clock=clock,
             rng=random.Random(f"{config.seed}/{instance}"),
+            background=in_background if isinstance(config.log, KafkaLogConfig) else None,
             measures=measures,
         )
         operator = stack.enter_context(closing(build(config.operators[name], context)))

@@ -17,8 +17,11 @@ transaction, with its outputs or with its dead letter, and with the offset after
    An outcome that nobody knows is first settled by taking the transactional id anew. Then what was committed is
    forgotten, and what was not goes into the next transaction, as it is: finished work is never done twice. An outage
    that lasts longer than ``outage_s`` is raised, for the supervisor. Fenced flies: another process is this one now.
-7. Partitions are revoked: commit what is finished of them, waiting at most ``revoke_s`` for more, and drop the rest: it
-   is the next owner's. Partitions that are lost already are dropped at once.
+   With ``background`` the transaction is made beside the step, one at a time: what became of it is learned by a later
+   step, while polling and calls go on.
+7. Partitions are revoked: wait for the transaction that is being made, commit what is finished of them, waiting at
+   most ``revoke_s`` for more, and drop the rest: it is the next owner's. Partitions that are lost already are dropped
+   at once.
 
 >>> loop = Loop(log=log, codec=codec, name="upper", group="run.upper", transactional_id="run.upper-0",  # doctest: +SKIP
 ...             instance="upper-0", topics=["trajectories.completed"], worker=Inline(score))
@@ -34,10 +37,11 @@ from dataclasses import dataclass
 
 from laminar.schemas.codec import Codec
 from laminar.schemas.errors import Aborted, Evicted, OffsetOutOfRange, RecordTooLarge, Retryable
+from laminar.streams.background import Background, Call
 from laminar.streams.calls import Calls
 from laminar.streams.deadline import Deadline
 from laminar.streams.hand import Batch, Entry, Hand
-from laminar.streams.log import Log, Producer, TopicPartition
+from laminar.streams.log import Log, Membership, Producer, TopicPartition
 from laminar.streams.skip import LostOffsets, skip_lost
 from laminar.streams.worker import Worker
 
@@ -66,6 +70,16 @@ class Counts:
     """Transactions that did not commit, or of which nobody knew; what they held went into later ones."""
     skipped: int = 0
     """Offsets jumped over, as ``on_lost_offsets`` allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A transaction that is being made beside the steps."""
+
+    batch: Batch
+    began: float
+    """By the stopwatch."""
+    call: Call
 
 
 @dataclass(slots=True)
@@ -101,7 +115,7 @@ class Loop:
         transactional_id: str,
         topics: Sequence[str],
         worker: Worker,
-        max_in_hand: int = 64,
+        max_in_hand: int = 1024,
         max_in_hand_bytes: int = 64 * 1024 * 1024,
         max_attempts: int = 3,
         linger_s: float = 0.05,
@@ -110,6 +124,7 @@ class Loop:
         outage_s: float = 120.0,
         on_lost_offsets: LostOffsets = "stop",
         stopwatch: Callable[[], float] = time.monotonic,
+        background: Background | None = None,
     ) -> None:
         """
         :param max_in_hand: input records held at once, over all partitions (exceeded by less than one poll)
@@ -123,6 +138,8 @@ class Loop:
         :param on_lost_offsets: ``stop`` raises OffsetOutOfRange with both offsets; ``jump`` goes on with the first
             record that is left, and says so by an OffsetsSkipped on ``dead.letters``
         :param stopwatch: seconds, for how long a transaction took
+        :param background: makes transactions beside the step; the log's producers must bear another thread than its
+            consumers (Kafka's do)
         """
         self.counts = Counts()
         self._log = log
@@ -139,6 +156,8 @@ class Loop:
         self._outage_s = outage_s
         self._on_lost_offsets = on_lost_offsets
         self._stopwatch = stopwatch
+        self._background = background
+        self._flight: _Flight | None = None
         self._hand = Hand()
         self._calls = Calls(worker, codec, operator=name, max_attempts=max_attempts)
         self._paused: frozenset[TopicPartition] = frozenset()
@@ -166,13 +185,14 @@ class Loop:
         self._poll(now, draining=True)
         self._calls.collect(now)
         self._commit_when_due(now)
-        return self.in_hand == 0 and self._unsettled is None
+        return self.in_hand == 0 and self._unsettled is None and self._flight is None
 
     def close(self) -> None:
         """Leave at once; what is in hand is the next owner's."""
         self._calls.close()
         self._consumer.close()
-        if self._producer is not None:
+        ended = self._flight is None or self._flight.call.wait(_COMMIT_S)
+        if self._producer is not None and ended:
             self._producer.close()
 
     def _poll(self, now: float, *, draining: bool) -> bool:
@@ -220,6 +240,8 @@ class Loop:
         return bool(jumps)
 
     def _commit_when_due(self, now: float) -> bool:
+        if self._flight is not None:
+            return self._land(self._flight, now)
         if self._unsettled is not None:
             return self._settle(self._unsettled, now)
         batch = self._hand.ready(self._room)
@@ -236,32 +258,39 @@ class Loop:
         return True
 
     def _try(self, batch: Batch, now: float, timeout_s: float | None = None) -> None:
-        start = self._stopwatch()
+        """Step 5, here or beside the step; with a timeout always here."""
+        producer = self._producer
+        if producer is None or self._flight is not None:
+            raise AssertionError("unsettled: no transaction may be opened")
+        membership, began = self._consumer.membership(), self._stopwatch()
+        if self._background is not None and timeout_s is None:
+            call = self._background(lambda: _write(producer, batch, membership, None))
+            self._flight = _Flight(batch, began, call)
+        else:
+            self._conclude(batch, began, now, lambda: _write(producer, batch, membership, timeout_s))
+
+    def _land(self, flight: _Flight, now: float) -> bool:
+        """Whether the transaction beside the steps has ended; then with its consequences."""
+        if not flight.call.done():
+            return False
+        self._flight = None
+        self._conclude(flight.batch, flight.began, now, flight.call.result)
+        return True
+
+    def _conclude(self, batch: Batch, began: float, now: float, outcome: Callable[[], None]) -> None:
         try:
-            self._commit(batch, timeout_s)
+            outcome()
         except _Refused as refused:
             self._calls.refuse(refused.entry, refused.error, now)
         except Retryable as error:
-            self._failed(batch, error, now, self._stopwatch() - start)
+            self._failed(batch, error, now, self._stopwatch() - began)
         else:
+            self.counts.transactions += 1
+            self._forget(batch.offsets)
             self._failures = 0
-            quick = self._stopwatch() - start <= max(_QUICK_S, self._too_long_s / 4)
+            quick = self._stopwatch() - began <= max(_QUICK_S, self._too_long_s / 4)
             if quick and self._room < self._max_transaction_bytes:
                 self._room = min(self._max_transaction_bytes, 2 * self._room)
-
-    def _commit(self, batch: Batch, timeout_s: float | None) -> None:
-        if self._producer is None:
-            raise AssertionError("unsettled: no transaction may be opened")
-        with self._producer.transaction(timeout_s) as transaction:
-            for entry in batch.entries:
-                for output in entry.outputs:
-                    try:
-                        transaction.send(output)
-                    except RecordTooLarge as error:
-                        raise _Refused(entry, error) from error
-            transaction.commit_offsets(self._consumer.membership(), batch.offsets)
-        self.counts.transactions += 1
-        self._forget(batch.offsets)
 
     def _failed(self, batch: Batch, error: Retryable, now: float, took_s: float) -> None:
         """Step 6. Nothing is forgotten, and no transaction opened, before the group's offsets have been asked."""
@@ -313,7 +342,10 @@ class Loop:
         """Step 7, inside a poll. What this raises, the poll raises."""
         deadline = Deadline.after(self._revoke_s, f"{self._name}: work on revoked partitions ends")
         ours = partitions & self._consumer.assignment()
-        while ours and self._unsettled is None:
+        if ours and self._flight is not None:
+            self._flight.call.wait(deadline.remaining() + _COMMIT_S)
+            self._land(self._flight, self._now)
+        while ours and self._unsettled is None and self._flight is None:
             unfinished = any(not entry.done for entry in self._hand.of(ours))
             if unfinished and not deadline.passed:
                 if not self._calls.collect(self._now):
@@ -325,3 +357,15 @@ class Loop:
             self._try(batch, self._now, deadline.remaining() + _COMMIT_S)
         self._calls.cancel(self._hand.drop(partitions))
         self._paused -= partitions
+
+
+def _write(producer: Producer, batch: Batch, membership: Membership, timeout_s: float | None) -> None:
+    """The transaction itself. Raises _Refused, and what Producer.transaction does."""
+    with producer.transaction(timeout_s) as transaction:
+        for entry in batch.entries:
+            for output in entry.outputs:
+                try:
+                    transaction.send(output)
+                except RecordTooLarge as error:
+                    raise _Refused(entry, error) from error
+        transaction.commit_offsets(membership, batch.offsets)

@@ -27,7 +27,7 @@ class RewardConfig(OperatorConfig):
     """Processes that run ``module:function``; ``exact`` needs none."""
     startup_timeout_s: float = Field(default=120.0, gt=0)
     """Limit for such a process to import the function."""
-    max_in_hand: int = Field(default=64, ge=1)
+    max_in_hand: int = Field(default=1024, ge=1)
     """Trajectories read and not yet committed."""
     max_in_hand_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     """The same in bytes, as encoded, for trajectories that are long. Whatever the backlog, the operator's memory stays

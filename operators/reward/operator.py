@@ -46,6 +46,7 @@ def build(config: RewardConfig, context: Context) -> Loop:
             outage_s=config.outage_s,
             on_lost_offsets=config.on_lost_offsets,
             stopwatch=context.stopwatch,
+            background=context.background,
         )
     except BaseException:
         worker.close()

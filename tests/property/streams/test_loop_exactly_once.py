@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -74,6 +74,32 @@ class Reluctant:
         self.calls.clear()
 
 
+class Later:
+    """A transaction beside the step: it is made when somebody looks for it, some looks after it was begun."""
+
+    def __init__(self, call: Callable[[], None], looks: int) -> None:
+        self.call = call
+        self.looks = looks
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0 or (self.looks == 0 and self.wait(0.0))
+
+    def wait(self, timeout_s: float) -> bool:
+        self.looks = 0
+        try:
+            self.call()
+        except BaseException as error:  # noqa: BLE001 - raised again by result
+            self.error = error
+        self.call = lambda: None
+        return True
+
+    def result(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
 def inputs(rng: random.Random, n: int) -> Iterable[OutRecord]:
     for index in range(n):
         text = "poison" if rng.random() < 0.1 else "abc"
@@ -83,8 +109,9 @@ def inputs(rng: random.Random, n: int) -> Iterable[OutRecord]:
         yield made
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_s3_s5_s9_s10_whatever_fails_every_input_ends_exactly_once(seed: int) -> None:
+def test_s3_s5_s9_s10_whatever_fails_every_input_ends_exactly_once(seed: int, beside: bool) -> None:
     rng = random.Random(seed)
     now = [1_000.0]
     broker = MemoryBroker(lambda: now[0])
@@ -109,6 +136,7 @@ def test_s3_s5_s9_s10_whatever_fails_every_input_ends_exactly_once(seed: int) ->
             worker=Reluctant(rng),
             max_in_hand=rng.choice([2, 8, 64]),
             linger_s=rng.choice([0.0, 0.3]),
+            background=(lambda call: Later(call, rng.randrange(1, 6))) if beside else None,
         )
 
     loops = [process(0), process(1)]
