@@ -29,8 +29,8 @@ class MemoryLog(EmbeddedLog):
     """One handle. Give several handles the same ``broker`` to act as several processes of one log.
 
     ``clock`` returns Unix epoch seconds and rules timestamps and sessions. With any clock but ``time.time`` no call
-    ever waits, whatever its timeout: time does not pass by waiting then. (``blocking`` overrides that. With ``sleep``, a call that
-    would wait calls that instead: a simulation lets the others go on meanwhile.)
+    ever waits, whatever its timeout: time does not pass by waiting then. (``blocking`` overrides that. ``sleep`` is
+    called where a call would wait: a simulation lets the others go on meanwhile.)
     """
 
     def __init__(
