@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "broker away": ("away",),
     "cut off from the broker": ("cut",),
     "late fetches": ("late",),
-    "rebalances": ("rebalances",),
+    "changes of consumer groups": ("rebalances",),
     "joined, left, drained": ("join", "leave", "drain"),
     "moves": ("moves",),
     "adoptions": ("adoptions",),

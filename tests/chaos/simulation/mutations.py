@@ -259,7 +259,7 @@ _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("a transaction is done again when its outcome is unknown, though it had committed", redo_after_unknown, 1),
     ("reward goes on behind records whose transaction failed", offset_past_lost_output, 7),
     ("repack gives an orphan to a new owner under the old attempt", adoption_without_attempt, 3),
-    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 28),
+    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 99),
     ("a resumed trainer reads from the beginning and has forgotten which groups are done", forgets_the_done, 0),
     ("the checkpoint is saved before the step is recorded", checkpoint_before_record, 0),
     ("a version is published before its checkpoint is durable", published_before_durable, 0),
