@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as Partition
 
-from laminar.schemas.errors import Evicted, Fatal, LaminarError, OffsetOutOfRange, UnknownTopic
+from laminar.schemas.errors import Evicted, Fatal, LaminarError, OffsetOutOfRange, Unavailable, UnknownTopic
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.intake import Intake, NameTaken
@@ -78,6 +78,7 @@ class KafkaConsumer:
         self._joined = False
         self._taken_since: float | None = None
         self._ask_again = 0.0
+        self._waiting_since: float | None = None
         client = connection.member(group, instance)
         self._intake = Intake(connection, client, f"group {group}" + (f", {instance}" if instance else ""), group)
         self._intake.on_no_offset = self._begin_without_offset
@@ -91,7 +92,9 @@ class KafkaConsumer:
             return []
         self._watch.look()
         try:
-            return self._intake.take(max_records, timeout_s)
+            batch = self._intake.take(max_records, timeout_s)
+            self._check_begun()
+            return batch
         except NameTaken as taken:
             self._wait_for_name(taken)
             return []
@@ -226,6 +229,24 @@ class KafkaConsumer:
         except KafkaException as e:
             _log.info("group %s: no committed offsets yet: %s", self._group, e)
             return {TopicPartition(p.topic, p.partition): _STORED for p in partitions}
+
+    def _check_begun(self) -> None:
+        """Raise Unavailable when librdkafka still waits for committed offsets that must have been settled by now."""
+        waiting = [p for p, offset in self._intake.positions.items() if offset == _STORED]
+        if not waiting:
+            self._waiting_since = None
+            return
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        settings = self._connection.settings
+        waited_s = now - self._waiting_since
+        if waited_s > settings.transaction_timeout_s + 2 * settings.request_timeout_s:
+            named = ", ".join(map(str, sorted(waiting)))
+            raise Unavailable(
+                f"group {self._group}: no committed offset of {named} for {waited_s:.0f} s,"
+                f" though a transaction that held them open would have timed out"
+            )
 
     def _begin_without_offset(self, partition: TopicPartition) -> bool:
         """librdkafka waited for a committed offset and found none, or one that retention has passed."""
