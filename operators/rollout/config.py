@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from laminar.operators.operator import OperatorConfig
+from laminar.operators.rollout.engines.vllm_names import check_arguments, environment
 
-__all__ = ["EngineConfig", "RolloutConfig", "ScriptedEngineConfig", "TorchEngineConfig"]
+__all__ = ["EngineConfig", "RolloutConfig", "ScriptedEngineConfig", "TorchEngineConfig", "VllmEngineConfig"]
 
 
 class _Section(BaseModel):
@@ -35,6 +37,37 @@ class TorchEngineConfig(_Section):
     """CPU threads that torch uses."""
     steps_per_poll: int = Field(default=4, ge=1)
     """Tokens decoded per sequence before the rollout looks at its commands again."""
+
+
+class VllmEngineConfig(_Section):
+    """vLLM, in the operator's process, for every model that it serves, on GPU or CPU."""
+
+    kind: Literal["vllm"] = "vllm"
+    max_running: int = Field(default=64, ge=1)
+    """Sequences decoded together (vLLM's ``max_num_seqs``)."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Prompt and response tokens of one sequence; null: what the model's config allows."""
+    kv_total: int | None = Field(default=None, ge=1)
+    """Tokens in the KV cache, rounded down to whole blocks; null: what vLLM finds room for."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads that torch uses."""
+    steps_per_poll: int = Field(default=4, ge=1)
+    """Tokens decoded per sequence before the rollout looks at its commands again."""
+    args: Mapping[str, Any] = Field(default_factory=dict)
+    """Anything else that vLLM's engine takes, under its own names (fields of ``EngineArgs``)."""
+    env: Mapping[str, str] = Field(default_factory=dict, validate_default=True)
+    """Environment variables of the process that runs vLLM. Those given are added to the ones that it needs."""
+
+    @field_validator("args")
+    @classmethod
+    def _check_args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        check_arguments(value)
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _with_defaults(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return environment(value)
 
 
 class ScriptedEngineConfig(_Section):
@@ -64,7 +97,7 @@ class ScriptedEngineConfig(_Section):
     of them (a dead letter, after repack's ``max_owner_deaths``), and of what was sampled beside them."""
 
 
-EngineConfig = Annotated[TorchEngineConfig | ScriptedEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[TorchEngineConfig | VllmEngineConfig | ScriptedEngineConfig, Field(discriminator="kind")]
 """What samples."""
 
 
@@ -73,7 +106,7 @@ class RolloutConfig(OperatorConfig):
 
     kind: Literal["rollout"] = "rollout"
     engine: EngineConfig = TorchEngineConfig()
-    """What samples: ``torch`` or ``scripted``."""
+    """What samples: ``torch``, ``vllm`` or ``scripted``."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when nothing is."""
     top_up_lag: int = Field(default=1, ge=1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from laminar.operators.operator import Context
-from laminar.operators.rollout.config import ScriptedEngineConfig, TorchEngineConfig
+from laminar.operators.rollout.config import ScriptedEngineConfig, TorchEngineConfig, VllmEngineConfig
 from laminar.operators.rollout.engine import Engine
 
 __all__ = ["build_engine"]
 
 
-def build_engine(config: TorchEngineConfig | ScriptedEngineConfig, context: Context) -> Engine:
+def build_engine(config: TorchEngineConfig | VllmEngineConfig | ScriptedEngineConfig, context: Context) -> Engine:
     """Make it, without weights of a policy version. Raises ConfigError."""
     if isinstance(config, ScriptedEngineConfig):
         from laminar.operators.rollout.engines.scripted import ScriptedEngine, seeded
@@ -27,12 +27,27 @@ def build_engine(config: TorchEngineConfig | ScriptedEngineConfig, context: Cont
             tokens_per_s=config.tokens_per_s,
             clock=context.clock,
         )
+    model = context.run.model
+    if isinstance(config, VllmEngineConfig):
+        from laminar.operators.rollout.engines.vllm import VllmEngine
+
+        return VllmEngine(
+            model.path,
+            dtype=model.dtype,
+            max_running=config.max_running,
+            kv_total=config.kv_total,
+            max_model_len=config.max_model_len,
+            threads=config.threads,
+            trust_remote_code=model.trust_remote_code,
+            steps_per_poll=config.steps_per_poll,
+            args=config.args,
+            env=config.env,
+        )
     import torch
 
     from laminar.operators.rollout.engines.torch import TorchEngine
 
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    model = context.run.model
     return TorchEngine(
         model.path,
         dtype=model.dtype,

@@ -27,6 +27,12 @@ class Subject:
     wrong_weights: Mapping[str, TensorView]
     wrong_version: int = 99
     """``load(wrong_weights, wrong_version)`` must be refused."""
+    release: Callable[[], None] | None = None
+    """What to do with the engine after a test instead of closing it."""
+
+    def done(self) -> None:
+        """The test is over."""
+        (self.release or self.engine.close)()
 
 
 class MakeSubject(Protocol):

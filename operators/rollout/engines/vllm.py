@@ -1,0 +1,322 @@
+"""vLLM in the operator's process, one step of its scheduler at a time.
+
+Guarantees, beside those of ``laminar.operators.rollout.engine``:
+
+* A token's logprob is of the distribution that it was drawn from (vLLM's ``processed_logprobs``); at temperature 0 that
+  of temperature 1 without truncation. The same as in the torch engine.
+* ``load`` happens between two steps: the running requests give their cache back, the prefix cache is emptied, and what
+  was sampled is read again under the new weights. So a token's version is exactly that of the weights that made it.
+* What is wrong with new weights is said before the first byte is written. An error after that, or in a step, takes the
+  engine out of service: every later call raises Unavailable, and the operator's process starts anew.
+* What ends a response (end tokens of the folder, stop tokens, stop strings, also one that began before a resume) is the
+  same as in the torch engine.
+
+A sampled request draws with seed f(request.seed, tokens so far): the same request gives the same tokens, but one that
+is resumed does not go on with those that it would have had; a greedy one does.
+
+>>> engine = VllmEngine("examples/sortl/model", args={"enforce_eager": True})  # doctest: +SKIP
+>>> engine.load(tensors, version=3)                                            # doctest: +SKIP
+>>> engine.submit(request)                                                     # doctest: +SKIP
+>>> deltas = engine.poll(0.1)                                                  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
+from laminar.operators.rollout.engines.torch_limits import check_request
+from laminar.operators.rollout.engines.vllm_names import environment
+from laminar.operators.rollout.engines.vllm_row import Row, seed_of
+from laminar.operators.rollout.engines.vllm_start import FAULTS, reason, start
+from laminar.operators.rollout.engines.vllm_weights import matched, reload, table_of
+from laminar.operators.weights import TensorView
+from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable
+from laminar.schemas.tokens import EMPTY
+
+__all__ = ["VllmEngine"]
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """See the module's docstring.
+
+    ``args``: vLLM's engine arguments under its own names. ``env``: environment variables beside those that it needs.
+    ``kv_total``: tokens of KV cache, by default what vLLM finds room for. ``eos_token_ids``: what ends a response
+    besides the request's own stop tokens, by default what the folder says. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        dtype: str = "float32",
+        max_running: int = 64,
+        kv_total: int | None = None,
+        max_model_len: int | None = None,
+        threads: int = 1,
+        trust_remote_code: bool = False,
+        steps_per_poll: int = 8,
+        eos_token_ids: Sequence[int] | None = None,
+        args: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        folder = Path(model_path)
+        self._vllm = start(
+            folder,
+            dtype=dtype,
+            max_running=max_running,
+            kv_total=kv_total,
+            max_model_len=max_model_len,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+            args=args or {},
+            env=environment(env or {}),
+        )
+        import vllm
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._core = self._vllm.engine_core.engine_core
+        self._params = SamplingParams
+        self._delta = RequestOutputKind.DELTA
+        config = self._vllm.vllm_config
+        self._block = int(config.cache_config.block_size)
+        total = (int(config.cache_config.num_gpu_blocks) - 1) * self._block
+        self._limits = EngineLimits(
+            max_running=max_running, max_model_len=int(config.model_config.max_model_len), kv_total=total
+        )
+        self._table = table_of(folder, dtype)
+        text = config.model_config.hf_text_config
+        self._tied = bool(getattr(text, "tie_word_embeddings", False))
+        self._vocab_size = int(config.model_config.get_vocab_size())
+        self._tokenizer: Any = self._vllm.get_tokenizer()
+        found = _end_tokens(folder, config.model_config.hf_config, text, self._tokenizer)
+        self._eos = frozenset(found if eos_token_ids is None else eos_token_ids)
+        self._steps_per_poll = steps_per_poll
+        self._version = -1
+        self._rows: dict[str, Row] = {}
+        """By trajectory, in the order of submission."""
+        self._by_name: dict[str, Row] = {}
+        self._born = 0
+        self._preempted = 0
+        self._broken: str | None = None
+        self.name = "vllm-" + ".".join(vllm.__version__.split(".")[:2])
+        self._try_out(folder)
+
+    @property
+    def version(self) -> int:
+        """Policy version loaded; -1 before the first load."""
+        return self._version
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Fixed after start."""
+        return self._limits
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Raises InvalidRequest when it can never be served (naming the limit)."""
+        self._must_live()
+        where = request.trajectory_id
+        if where in self._rows:
+            raise InvalidRequest(f"{where}: already in the engine")
+        check_request(request, self._limits, self._vocab_size)
+        sampling = request.sampling
+        row = Row(
+            request,
+            name=f"{where}#{self._born}",
+            limit=min(sampling.max_tokens, self._limits.max_model_len - len(request.prompt_ids)),
+            stops=self._eos.union(sampling.stop_token_ids),
+            decode=self._text,
+        )
+        self._born += 1
+        if not row.ended:
+            params = self._params(
+                max_tokens=row.limit - row.n_response,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                seed=seed_of(request.seed, row.n_response),
+                stop_token_ids=sorted(row.stops),
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=0,
+                flat_logprobs=True,
+                output_kind=self._delta,
+            )
+            ids = [*request.prompt_ids, *request.sampled.ids_T.tolist()]
+            try:
+                row.inner = self._vllm.add_request(row.name, {"prompt_token_ids": ids}, params)
+            except ValueError as error:
+                raise InvalidRequest(f"{where}: {reason(error)}") from error
+        self._rows[where] = self._by_name[row.name] = row
+
+    def abort(self, trajectory_id: str) -> Delta | None:
+        """Forget a request; return what was sampled and not yet polled. None: not in the engine."""
+        row = self._rows.get(trajectory_id)
+        if row is None:
+            return None
+        if not row.ended and self._broken is None:
+            self._vllm.abort_request([row.name])
+        self._forget(row)
+        return row.take() or Delta(trajectory_id=trajectory_id, tokens=EMPTY)
+
+    def poll(self, timeout_s: float) -> list[Delta]:
+        """Decode up to ``steps_per_poll`` steps, fewer once ``timeout_s`` is over; return the new tokens."""
+        self._must_live()
+        if self._version < 0:
+            return []
+        until = time.monotonic() + timeout_s
+        for _ in range(self._steps_per_poll):
+            if not self._vllm.has_unfinished_requests():
+                break
+            self._step()
+            if time.monotonic() >= until:
+                break
+        deltas = []
+        for row in list(self._rows.values()):
+            delta = row.take()
+            if delta is not None:
+                deltas.append(delta)
+            if row.ended:
+                self._forget(row)
+        return deltas
+
+    def load(self, weights: Mapping[str, TensorView], version: int) -> None:
+        """Take new weights (copied before return). Raises WeightsMismatch before anything was changed.
+
+        Raises Unavailable when it fails after that: the engine serves nothing any more.
+        """
+        self._must_live()
+        tensors = matched(self._table, weights, tied=self._tied)
+        try:
+            self._drop_caches()
+            taken = self._vllm.collective_rpc(reload, args=(tensors,))
+            self._core.resume_scheduler()
+        except FAULTS as error:
+            raise self._dead(f"while it loaded version {version}: {reason(error)}") from error
+        if taken != [len(tensors)]:
+            raise self._dead(f"version {version}: it took {taken[0]} of {len(tensors)} tensors")
+        self._version = version
+        self._vllm.engine_core.set_weight_version(str(version))
+        self._count_preempted(real=False)
+
+    def stats(self) -> EngineStats:
+        """Counts as of now."""
+        if self._broken is not None:
+            return EngineStats(running=0, waiting=0, kv_used=0, kv_total=self._limits.kv_total)
+        scheduler = self._core.scheduler
+        running = len(scheduler.running)
+        cached = sum(int(request.num_computed_tokens) for request in scheduler.running)
+        blocks = round(scheduler.get_kv_cache_usage() * self._limits.kv_total)
+        return EngineStats(
+            running=running,
+            waiting=len(self._rows) - running,
+            kv_used=min(cached, blocks),  # what a group shares counts once
+            kv_total=self._limits.kv_total,
+            preempted=self._preempted,
+        )
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        """Text of response tokens, without special tokens."""
+        return self._text(ids)
+
+    def close(self) -> None:
+        """Free everything."""
+        self._rows.clear()
+        self._by_name.clear()
+        if self._broken is None:
+            self._broken = "it was closed"
+            self._vllm.engine_core.shutdown()
+
+    def _step(self) -> None:
+        """One step of the scheduler."""
+        try:
+            outputs = self._vllm.step()
+        except FAULTS as error:
+            raise self._dead(f"in a step: {reason(error)}") from error
+        done: list[str] = []
+        for output in outputs:
+            row = self._by_name.get(output.request_id)
+            if row is None or row.ended:
+                continue
+            sampled = output.outputs[0]
+            ids = sampled.token_ids
+            row.add(ids, _chosen(sampled.logprobs, len(ids)), self._version)
+            if output.finished and not row.ended:
+                row.error = f"vLLM ended it: {sampled.finish_reason}"
+            elif row.ended and not output.finished:
+                done.append(row.name)
+        if done:
+            self._vllm.abort_request(done)
+        self._count_preempted(real=True)
+
+    def _drop_caches(self) -> None:
+        """Nothing that the old weights computed is used again; requests wait with what they sampled."""
+        self._core.pause_scheduler("keep", clear_cache=True)
+
+    def _count_preempted(self, *, real: bool) -> None:
+        """Take note of requests that lost their cache; ``real``: for want of room, not for new weights."""
+        requests = self._core.scheduler.requests
+        for row in self._rows.values():
+            request = requests.get(row.inner)
+            if request is not None and request.num_preemptions != row.preemptions:
+                self._preempted += (request.num_preemptions - row.preemptions) if real else 0
+                row.preemptions = request.num_preemptions
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def _forget(self, row: Row) -> None:
+        self._rows.pop(row.request.trajectory_id, None)
+        self._by_name.pop(row.name, None)
+
+    def _must_live(self) -> None:
+        if self._broken is not None:
+            raise Unavailable(f"engine {self.name}: out of service {self._broken}")
+
+    def _dead(self, why: str) -> Unavailable:
+        self._broken = why
+        logger.error("engine %s: out of service %s", self.name, why)
+        return Unavailable(f"engine {self.name}: out of service {why}")
+
+    def _try_out(self, folder: Path) -> None:
+        """Two tokens of the folder's own weights: what its kernels cannot do shows now, and they are warm after it."""
+        params = self._params(max_tokens=2, temperature=1.0, seed=0, ignore_eos=True, detokenize=False, logprobs=0)
+        n = min(2, self._limits.max_model_len - 1)
+        try:
+            self._vllm.add_request("try", {"prompt_token_ids": [0] * n}, params)
+            while self._vllm.has_unfinished_requests():
+                self._vllm.step()
+        except FAULTS as error:
+            config = self._vllm.vllm_config.model_config
+            raise ConfigError(
+                f"engine: vLLM cannot serve {folder} ({', '.join(config.architectures)}, head size"
+                f" {config.get_head_size()}): {reason(error)}"
+            ) from error
+
+
+def _chosen(flat: Any, n: int) -> list[float]:
+    """The sampled tokens' logprobs: at ``logprobs=0`` the first of each position."""
+    return [flat.logprobs[start] for start in flat.start_indices[-n:]] if n else []
+
+
+def _end_tokens(folder: Path, *sources: Any) -> set[int]:
+    """Every token that ends a response according to the folder."""
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    asked = list(sources)
+    if (folder / "generation_config.json").is_file():
+        asked.append(GenerationConfig.from_pretrained(folder, local_files_only=True))
+    for source in asked:
+        value = getattr(source, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or ())
+    return found
