@@ -136,23 +136,9 @@ class VllmEngine:
         )
         self._born += 1
         if not row.ended:
-            params = self._params(
-                max_tokens=row.limit - row.n_response,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                seed=seed_of(request.seed, row.n_response),
-                stop_token_ids=sorted(row.stops),
-                ignore_eos=True,
-                detokenize=False,
-                logprobs=0,
-                flat_logprobs=True,
-                output_kind=self._delta,
-            )
             ids = [*request.prompt_ids, *request.sampled.ids_T.tolist()]
             try:
-                row.inner = self._vllm.add_request(row.name, {"prompt_token_ids": ids}, params)
+                row.inner = self._vllm.add_request(row.name, {"prompt_token_ids": ids}, self._sampling(row))
             except ValueError as error:
                 raise InvalidRequest(f"{where}: {reason(error)}") from error
         self._rows[where] = self._by_name[row.name] = row
@@ -234,6 +220,24 @@ class VllmEngine:
         if self._broken is None:
             self._broken = "it was closed"
             self._vllm.engine_core.shutdown()
+
+    def _sampling(self, row: Row) -> Any:
+        """vLLM's parameters for what is left of a request."""
+        sampling = row.request.sampling
+        return self._params(
+            max_tokens=row.limit - row.n_response,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=seed_of(row.request.seed, row.n_response),
+            stop_token_ids=sorted(row.stops),
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=self._delta,
+        )
 
     def _step(self) -> None:
         """One step of the scheduler."""

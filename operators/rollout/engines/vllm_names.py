@@ -51,7 +51,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""In the operator's process, its log (errors only) on stderr, nothing sent anywhere, several engines on one CPU side by side."""
+"""In the operator's process, its log (errors only) on stderr, nothing sent anywhere, several engines on one CPU."""
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -206,9 +206,16 @@ def test_settings_that_cannot_be_are_one_line(start: Start, how: dict[str, Any],
 
 
 def test_a4_a_prompt_above_max_model_len_is_refused_and_others_go_on(engine: VllmEngine) -> None:
-    with pytest.raises(InvalidRequest, match="300 prompt tokens .*max_model_len is 256"):
+    with pytest.raises(InvalidRequest, match=r"300 prompt tokens .*max_model_len is 256"):
         engine.submit(EngineRequest(trajectory_id="t", prompt_ids=(4,) * 300, sampling=Sampling(max_tokens=9), seed=0))
     assert _greedy(engine)
+
+
+def test_e4_a_temperature_that_vllm_does_not_have_is_refused_with_what_it_has(engine: VllmEngine) -> None:
+    hot = Sampling(max_tokens=9, temperature=3.0)
+    with pytest.raises(InvalidRequest, match=r"t: temperature must be in \[0, 2\]"):
+        engine.submit(EngineRequest(trajectory_id="t", prompt_ids=(4,), sampling=hot, seed=0))
+    assert engine.abort("t") is None
 
 
 def test_the_cache_is_what_max_model_len_follows_when_only_it_is_given(start: Start) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from laminar.operators.rollout.engine import EngineRequest
 from laminar.schemas.records import Sampling
@@ -123,7 +122,7 @@ def test_the_end_tokens_of_the_folder_end_a_response(start: Callable[..., VllmEn
     plain = start(eos_token_ids=None)
     plain.load(policy.weights(0), 0)
     for i in range(8):
-        plain.submit(_request(f"t/{i}", [4, 5, 6 + i], temperature=3.0, max_tokens=200))
+        plain.submit(_request(f"t/{i}", [4, 5, 6 + i], temperature=2.0, max_tokens=200))
     drive = Drive(plain)
     drive.until_finished(f"t/{i}" for i in range(8))
     ended = [drive.tokens(f"t/{i}") for i in range(8) if drive.finish[f"t/{i}"] == "stop"]
@@ -133,8 +132,8 @@ def test_the_end_tokens_of_the_folder_end_a_response(start: Callable[..., VllmEn
 
 def test_resuming_a_sampled_response_draws_on_instead_of_repeating(engine: VllmEngine) -> None:
     """The generator's seed follows the tokens so far: the same one again would repeat the first draws."""
-    whole, _ = _alone(engine, _request("t", [4, 5, 6], temperature=30.0))
-    tail, _ = _alone(engine, _request("t", [4, 5, 6], temperature=30.0, sampled=whole[:40]))
+    whole, _ = _alone(engine, _request("t", [4, 5, 6], temperature=2.0))
+    tail, _ = _alone(engine, _request("t", [4, 5, 6], temperature=2.0, sampled=whole[:40]))
     assert tail.ids != whole[:40].ids
-    again, _ = _alone(engine, _request("t", [4, 5, 6], temperature=30.0, sampled=whole[:40]))
+    again, _ = _alone(engine, _request("t", [4, 5, 6], temperature=2.0, sampled=whole[:40]))
     assert again.ids == tail.ids
