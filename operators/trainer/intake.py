@@ -57,6 +57,7 @@ class Intake:
         Raises OffsetOutOfRange, with both offsets, when retention has passed a position: trajectories would be missing.
         """
         self._context = context
+        self._warned = False
         self._reader = context.log.reader()
         wanted = {p: positions.get(p, 0) for topic in (SCORED, DEAD) for p in partitions_of(context.log, topic)}
         for partition, offset in wanted.items():
@@ -96,6 +97,7 @@ class Intake:
                     dead_letter(record, error, operator=self._context.name, attempt=1, at_ms=int(now * 1000))
                 )
             else:
+                self._look_at(arrived.trajectory.prompt)
                 events.append(
                     Arrival(scored=arrived, source=record.source, offset=record.offset, value=record.value or b"")
                 )
@@ -111,6 +113,21 @@ class Intake:
         """Release the readers."""
         self._reader.close()
         self._letters.close()
+
+    def _look_at(self, prompt: r.Prompt) -> None:
+        """Warn once of sampling that the loss cannot follow (E4)."""
+        how = prompt.sampling
+        if self._warned or prompt.purpose != "train" or not (how.top_p < 1 or how.top_k or how.min_p > 0):
+            return
+        self._warned = True
+        logger.warning(
+            "%s: sampled with top_p %g, top_k %d, min_p %g: its logprobs are of what was left of the vocabulary, the"
+            " trainer's are of all of it, so importance ratios are too small (prompts.sampling: 1, 0 and 0 agree)",
+            prompt.prompt_id,
+            how.top_p,
+            how.top_k,
+            how.min_p,
+        )
 
     def _read_letters(self, *, to_the_end: bool) -> list[LogRecord]:
         read = self._letters.poll(_LETTERS, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -359,3 +360,17 @@ def _letters(run: TrainerRun) -> list[r.DeadLetter]:
     values = [record.value or b"" for record in reader.poll(100, 0.0)]
     reader.close()
     return [x for v in values if v.startswith(b"\xc3\x01") and isinstance(x := run.world.codec.decode(v), r.DeadLetter)]
+
+
+def test_e4_truncated_sampling_is_warned_of_once(run: TrainerRun, caplog: pytest.LogCaptureFixture) -> None:
+    run.start()
+    with caplog.at_level(logging.WARNING):
+        run.feed([0, 1])
+        assert "top_p" not in caplog.text
+        for index in (2, 3):
+            for one in group(index):
+                prompt = one.trajectory.prompt
+                cut = replace(prompt, sampling=replace(prompt.sampling, top_p=0.9))
+                run.world.write(replace(one, trajectory=replace(one.trajectory, prompt=cut)))
+        run.settle()
+    assert caplog.text.count("sampled with top_p 0.9, top_k 0, min_p 0") == 1
