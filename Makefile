@@ -11,7 +11,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constrai
 
 .PHONY: help
 help: ## List the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(BIN)/uv:
 	@echo "==> making the virtual environment $(VENV)"
@@ -61,8 +61,22 @@ lint: dev ## Check format, lint and types
 unit: dev ## Only the fast tests
 	$(BIN)/pytest -q tests/unit tests/property
 
+.PHONY: simulate
+simulate: setup ## Crash operators by seed, in one process under a virtual clock (SEEDS=2000)
+	$(BIN)/python -m laminar.pipeline.simulation --seeds $(or $(SEEDS),2000)
+
+.PHONY: simulate-bugs
+simulate-bugs: dev ## Prove that the simulation sees: deliberate bugs, and the seeds that find them
+	$(BIN)/python -m tests.chaos.simulation.mutations
+
+.PHONY: soak
+soak: dev ## Break a real deployment on Kafka at random, audit it, report to docs/reliability.md (KILLS=200 SEED=0)
+	$(BIN)/laminar broker --fetch-only
+	$(BIN)/python -m tests.chaos.soak --kills $(or $(KILLS),200) --seed $(or $(SEED),0) --report docs/reliability.md
+
 .PHONY: bench
 bench: dev ## Run every benchmark
+	$(BIN)/laminar broker --fetch-only
 	@for file in benchmarks/[a-z]*.py; do \
 	  name=$$(basename $$file .py); \
 	  if grep -q '__main__' $$file; then echo "==> benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name; fi; \
