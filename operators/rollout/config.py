@@ -48,13 +48,15 @@ class VllmEngineConfig(_Section):
     max_model_len: int | None = Field(default=None, ge=2)
     """Prompt and response tokens of one sequence; null: what the model's config allows."""
     kv_total: int | None = Field(default=None, ge=1)
-    """Tokens in the KV cache, rounded down to whole blocks; null: what vLLM finds room for."""
+    """Tokens in the KV cache, rounded down to whole blocks; null: on a GPU what vLLM finds room for, on a CPU
+    ``max_running`` sequences of ``max_model_len``, in a quarter of the free memory at most."""
     threads: int = Field(default=1, ge=1)
     """CPU threads that torch uses."""
     steps_per_poll: int = Field(default=4, ge=1)
     """Tokens decoded per sequence before the rollout looks at its commands again."""
     args: Mapping[str, Any] = Field(default_factory=dict)
-    """Anything else that vLLM's engine takes, under its own names (fields of ``EngineArgs``)."""
+    """Anything else that vLLM's engine takes, under its own names (fields of ``EngineArgs``). On a CPU
+    ``enforce_eager`` is true and ``block_size`` 32 unless given."""
     env: Mapping[str, str] = Field(default_factory=dict, validate_default=True)
     """Environment variables of the process that runs vLLM. Those given are added to the ones that it needs."""
 

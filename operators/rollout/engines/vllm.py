@@ -32,7 +32,7 @@ from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest,
 from laminar.operators.rollout.engines.torch_limits import check_request
 from laminar.operators.rollout.engines.vllm_names import environment
 from laminar.operators.rollout.engines.vllm_row import Row, seed_of
-from laminar.operators.rollout.engines.vllm_start import FAULTS, reason, start
+from laminar.operators.rollout.engines.vllm_start import faults, reason, start
 from laminar.operators.rollout.engines.vllm_weights import matched, reload, table_of
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable
@@ -80,9 +80,11 @@ class VllmEngine:
         )
         import vllm
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         self._core = self._vllm.engine_core.engine_core
+        self._refusals = (ValueError, VLLMClientError)
         self._params = SamplingParams
         self._delta = RequestOutputKind.DELTA
         config = self._vllm.vllm_config
@@ -139,7 +141,7 @@ class VllmEngine:
             ids = [*request.prompt_ids, *request.sampled.ids_T.tolist()]
             try:
                 row.inner = self._vllm.add_request(row.name, {"prompt_token_ids": ids}, self._sampling(row))
-            except ValueError as error:
+            except self._refusals as error:
                 raise InvalidRequest(f"{where}: {reason(error)}") from error
         self._rows[where] = self._by_name[row.name] = row
 
@@ -185,7 +187,7 @@ class VllmEngine:
             self._drop_caches()
             taken = self._vllm.collective_rpc(reload, args=(tensors,))
             self._core.resume_scheduler()
-        except FAULTS as error:
+        except faults() as error:
             raise self._dead(f"while it loaded version {version}: {reason(error)}") from error
         if taken != [len(tensors)]:
             raise self._dead(f"version {version}: it took {taken[0]} of {len(tensors)} tensors")
@@ -243,7 +245,7 @@ class VllmEngine:
         """One step of the scheduler."""
         try:
             outputs = self._vllm.step()
-        except FAULTS as error:
+        except faults() as error:
             raise self._dead(f"in a step: {reason(error)}") from error
         done: list[str] = []
         for output in outputs:
@@ -299,7 +301,7 @@ class VllmEngine:
             self._vllm.add_request("try", {"prompt_token_ids": [0] * n}, params)
             while self._vllm.has_unfinished_requests():
                 self._vllm.step()
-        except FAULTS as error:
+        except faults() as error:
             config = self._vllm.vllm_config.model_config
             raise ConfigError(
                 f"engine: vLLM cannot serve {folder} ({', '.join(config.architectures)}, head size"

@@ -5,22 +5,33 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from laminar.operators.rollout.engines.vllm_names import INSTALL
+from laminar.operators.rollout.engines.vllm_names import INSTALL, check_arguments
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["FAULTS", "reason", "start"]
+__all__ = ["faults", "reason", "start"]
 
-FAULTS = (
+_FAULTS: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,
 )  # fmt: skip
-"""What vLLM, a library with errors of every kind, raises when something inside it goes wrong."""
+
+_KV_ARGS = {"kv_cache_memory_bytes", "gpu_memory_utilization"}
+"""vLLM's own ways to say how large the cache is."""
+
+
+@cache
+def faults() -> tuple[type[Exception], ...]:
+    """What vLLM, a library with errors of every kind, raises when something is wrong."""
+    from vllm.exceptions import VLLMError
+
+    return (*_FAULTS, VLLMError)
 
 
 def start(
@@ -38,11 +49,13 @@ def start(
     """vLLM's ``LLMEngine`` over a model folder. Raises ConfigError, saying what would be valid as far as vLLM does."""
     if find_spec("vllm") is None:
         raise ConfigError(f"engine.kind: {INSTALL}")
+    try:
+        check_arguments(args)
+    except ValueError as error:
+        raise ConfigError(f"engine.args: {error}") from error
     os.environ.update(env)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override kv_total without a word
-    if args.get("enforce_eager"):
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # its compiler would take 6 to 24 s of the first request
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: {folder}: has no config.json, so it is no Hugging Face model folder")
 
@@ -54,6 +67,7 @@ def start(
         "logprobs_mode": "processed_logprobs",
         "async_scheduling": False,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         **args,
     }
     if max_model_len is not None:
@@ -61,8 +75,8 @@ def start(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about itself and its dependencies
-            return _engine(given, kv_total, threads)
-    except FAULTS as error:
+            return _engine(_with_defaults(given), kv_total, threads)
+    except faults() as error:
         raise ConfigError(f"engine: vLLM cannot serve {folder}: {reason(error)}") from error
 
 
@@ -74,12 +88,51 @@ def _engine(given: Mapping[str, Any], kv_total: int | None, threads: int) -> Any
     config = EngineArgs(**given).create_engine_config()
     if config.parallel_config.world_size > 1:
         raise ConfigError("engine.args: more than one worker (tensor or pipeline parallel) is not supported yet")
+    if kv_total is None and _is_cpu() and not _KV_ARGS & given.keys():
+        kv_total = _for_all(config, given["max_num_seqs"])
     if kv_total is not None:
         _limit_cache(config, kv_total, given.get("max_model_len"))
+        if not _KV_ARGS & given.keys():
+            _reserve(config)
     torch.set_num_threads(threads)
     return LLMEngine(
         vllm_config=config, executor_class=Executor.get_class(config), log_stats=False, multiprocess_mode=False
     )
+
+
+def _is_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """On a CPU: nothing is compiled unless asked for, and blocks are as small as its attention takes them."""
+    settings = {"enforce_eager": True, "block_size": 32, **given} if _is_cpu() else dict(given)
+    if settings.get("enforce_eager"):
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # its compiler would take 6 to 24 s of the first request
+    return settings
+
+
+def _for_all(config: Any, max_running: int) -> int:
+    """Tokens with which every sequence may be as long as the model allows, up to a quarter of what memory is free."""
+    size = config.cache_config.block_size
+    longest = -(-config.model_config.max_model_len // size) * size
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(max(longest, min(max_running * longest, free // 4 // _token_bytes(config) // size * size)))
+
+
+def _reserve(config: Any) -> None:
+    """Memory for the cache of that size, and some: else vLLM would want nearly all that the machine has."""
+    cache = config.cache_config
+    cache.kv_cache_memory_bytes = 2 * cache.num_gpu_blocks_override * cache.block_size * _token_bytes(config)
+
+
+def _token_bytes(config: Any) -> int:
+    """Of the KV cache, for one token, where every layer has attention of the usual kind."""
+    model, parallel = config.model_config, config.parallel_config
+    numbers = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    return int(numbers * model.dtype.itemsize)
 
 
 def reason(error: BaseException) -> str:

@@ -193,6 +193,7 @@ def test_an_unknown_architecture_is_named_at_start(start: Start, tmp_path: Path)
         ({"kv_total": 20, "max_model_len": None}, r"engine.kv_total: 20 tokens are 0 blocks of 32"),
         ({"max_model_len": 4096}, "4096"),
         ({"args": {**ARGS, "block_size": "many"}}, "block_size"),
+        ({"args": {**ARGS, "enforce_eagr": True}}, r"engine.args: enforce_eagr: .*closest: enforce_eager"),
         ({"args": {**ARGS, "tensor_parallel_size": 2}}, "more than one worker"),
         ({"args": {**ARGS, "kv_cache_memory_bytes": 100}, "kv_total": None}, "KV cache|memory"),
     ],
