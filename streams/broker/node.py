@@ -1,14 +1,17 @@
 """The broker's process: formats its storage, starts it, waits until it answers, stops it.
 
 It never outlives the process that started it: on Linux the kernel kills it when its parent dies, however it dies.
-Starting again in the same folder, on any port, finds the same topics and records.
+Starting again in the same folder, on any port, finds the same topics and records. While it runs it holds the folder's
+``lock``: a second Kafka on the same files would destroy them.
 """
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,8 +19,10 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from laminar.schemas.errors import ConfigError, Unavailable
 from laminar.streams.broker.artifact import ensure_jars
@@ -41,6 +46,8 @@ if sys.platform == "linux":
 os.execv(sys.argv[2], sys.argv[2:])
 """
 _QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+_SERVER_PORTS = range(10_000, 32_000)
 
 
 class Broker:
@@ -66,7 +73,7 @@ class Broker:
         """
         self.directory = directory.absolute()
         self.host = host
-        self.port = port or _free_port(host)
+        self.port = port or free_port(host)
         self._session_timeout_ms = int(session_timeout_s * 1000)
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
@@ -97,30 +104,16 @@ class Broker:
     def start(self, timeout_s: float = 120.0) -> Broker:
         """Start and wait until it answers.
 
-        Raises ConfigError (port in use, no Java, folder not writable), Unavailable (it exited), DeadlineExceeded.
+        Raises ConfigError (port or folder in use, no Java, folder not writable), Unavailable (it exited),
+        DeadlineExceeded.
         """
         if self.running:
             return self
         self._check_port()
         java, libs = find_java(), ensure_jars()
         deadline = Deadline.after(timeout_s, f"Kafka broker on {self.bootstrap} answers")
-        properties = self._write_properties()
-        classpath = ["-cp", f"{libs}/*"]
-        if not (self.directory / "data" / "meta.properties").exists():
-            identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            self._format([str(java), *_QUICK, *classpath], ["-t", f"A{identity[1:]}", "-c", str(properties)], deadline)
-        with self.log_file.open("ab") as out:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())),
-                    *(str(java), *_QUICK, f"-Xmx{self._heap_mb}m", *_logging(), *classpath),
-                    *("kafka.Kafka", str(properties)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with self._claimed() as lock:  # Kafka inherits it, and with it the lock
+            self._launch(java, libs, lock.fileno(), deadline)
         try:
             self._wait_until_it_answers(deadline)
             if self.security.users and self.security.mechanism != "PLAIN":
@@ -183,13 +176,49 @@ class Broker:
                     f"broker: cannot listen on {self.bootstrap}: {e.strerror} (choose another port)"
                 ) from e
 
+    def _claimed(self) -> BinaryIO:
+        """The folder's lock. Raises ConfigError while another broker holds it, or if it cannot be written."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            lock = (self.directory / "lock").open("ab")
+        except OSError as e:
+            raise ConfigError(f"broker: cannot write to {self.directory}: {e.strerror}") from e
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(
+                f"broker: another broker runs in {self.directory} (use that one, or choose another folder)"
+            ) from None
+        return lock
+
+    def _launch(self, java: Path, libs: Path, lock: int, deadline: Deadline) -> None:
+        properties = self._write_properties()
+        classpath = ["-cp", f"{libs}/*"]
+        if not (self.directory / "data" / "meta.properties").exists():
+            identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            self._format([str(java), *_QUICK, *classpath], ["-t", f"A{identity[1:]}", "-c", str(properties)], deadline)
+        with self.log_file.open("ab") as out:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())),
+                    *(str(java), *_QUICK, f"-Xmx{self._heap_mb}m", *_logging(), *classpath),
+                    *("kafka.Kafka", str(properties)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+
     def _write_properties(self) -> Path:
         secured = self.security != Security()
-        self._inside = f"{self.host}:{_free_port(self.host)}" if secured else self.bootstrap
+        self._inside = f"{self.host}:{free_port(self.host)}" if secured else self.bootstrap
         ours = one_node(
             client=self.bootstrap,
             inside=self._inside,
-            controller=f"{self.host}:{_free_port(self.host)}",
+            controller=f"{self.host}:{free_port(self.host)}",
             data=self.directory / "data",
             session_timeout_ms=self._session_timeout_ms,
             protocol=self.security.protocol,
@@ -197,7 +226,6 @@ class Broker:
         ours |= {**self.security.properties(self.host), **self._settings}
         path = self.directory / "server.properties"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.chmod(0o600)  # it may hold passwords
             path.write_text("".join(f"{key}={escaped(value)}\n" for key, value in ours.items()), encoding="utf-8")
@@ -266,7 +294,11 @@ def _logging() -> tuple[str, ...]:
     return (f"{prefix}.defaultLogLevel=warn", f"{prefix}.showDateTime=true", f"{prefix}.dateTimeFormat=HH:mm:ss.SSS")
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def free_port(host: str) -> int:
+    """A port that is free now, below those that systems give to clients: none of theirs can take it meanwhile."""
+    for _ in range(100):
+        port = secrets.choice(_SERVER_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise Unavailable(f"no free port on {host} among {_SERVER_PORTS.start} to {_SERVER_PORTS.stop - 1}")

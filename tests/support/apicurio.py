@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -27,7 +26,7 @@ import pytest
 
 from laminar.schemas.errors import Unavailable
 from laminar.streams.broker.artifact import cache_dir
-from laminar.streams.broker.node import _LAUNCHER
+from laminar.streams.broker.node import _LAUNCHER, free_port
 from laminar.streams.deadline import Deadline
 
 __all__ = ["Apicurio", "apicurio", "ensure_apicurio"]
@@ -77,9 +76,7 @@ class Apicurio:
     """One registry with its data in memory."""
 
     def __init__(self, directory: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port("127.0.0.1")
         self._log = directory / "apicurio.log"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -12,7 +12,7 @@ from laminar.pipeline.simulation.__main__ import main
 from laminar.pipeline.simulation.campaign import Campaign, failure_text, shrink, workbench
 from tests.chaos.simulation.mutations import MUTATIONS
 
-SEEDS = int(os.environ.get("LAMINAR_SIMULATION_SEEDS", "800"))
+SEEDS = int(os.environ.get("LAMINAR_SIMULATION_SEEDS", "400"))
 
 _DIGESTS = """
 import logging

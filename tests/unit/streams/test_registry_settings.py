@@ -84,7 +84,8 @@ def test_only_a_kafka_log_has_a_registry(tmp_path: Path) -> None:
 
 
 def test_without_the_extras_packages_the_message_is_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("confluent_kafka.schema_registry")]:
+    needing = ("confluent_kafka.schema_registry", "laminar.streams.registry.client", "authlib")
+    for name in [name for name in sys.modules if name.startswith(needing)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "authlib", None)
     config = KafkaLogConfig(registry=RegistryConfig(url="http://127.0.0.1:1"))
