@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 3
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 
 .PHONY: help
@@ -47,8 +48,8 @@ test: lint ## Lint, type-check and run every test, on a real Kafka broker too
 	$(BIN)/laminar broker --fetch-only
 	@echo "==> getting the Apicurio schema registry the same way (once)"
 	$(BIN)/python -m tests.support.apicurio
-	@echo "==> running the tests"
-	$(BIN)/pytest -q
+	@echo "==> running the tests in $(WORKERS) processes: much of their time they wait for time-outs"
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
 .PHONY: lint
 lint: dev ## Check format, lint and types
