@@ -40,6 +40,15 @@ def test_a_port_in_use_is_refused_before_anything_is_started(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_use_is_refused_and_its_broker_goes_on(broker: Broker, log: KafkaLog) -> None:
+    settings = (broker.directory / "server.properties").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"another broker runs in {broker.directory}"):
+        Broker(broker.directory, port=0).start()
+    assert (broker.directory / "server.properties").read_text(encoding="utf-8") == settings
+    assert broker.running
+    log.topics()
+
+
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     broker = Broker(tmp_path, port=0, settings={"node.id": "-5"})
     with pytest.raises(Unavailable, match=r"node\.id"):
