@@ -215,14 +215,17 @@ class RunFold:
         return dict(sorted(counts.items()))
 
     def left_s(self, now: float) -> float | None:
-        """Estimate of the seconds until the last step."""
+        """Estimate of the seconds until the last step; None while there is none, or it has proved wrong."""
         if len(self._paces) < 2:
             return None
         (first, began), (last, at) = self._paces[0], self._paces[-1]
         if last <= first or at <= began:
             return None
         per_step_s = (at - began) / (last - first)
-        return max(0.0, (self._steps - last) * per_step_s - max(0.0, now - at))
+        left_s = (self._steps - last) * per_step_s - max(0.0, now - at)
+        if left_s < 0 and last < self._steps:  # a step hangs, or the pace is that of a run which goes on only now
+            return None
+        return max(0.0, left_s)
 
     def view(
         self,

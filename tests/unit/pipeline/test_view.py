@@ -83,6 +83,13 @@ def test_time_left_follows_the_pace_of_the_newest_steps() -> None:
     assert fold.left_s(105.0) == pytest.approx(15.0)
 
 
+def test_no_time_left_is_named_while_steps_are_missing_and_the_pace_is_too_old() -> None:
+    fold = folded(started(0, 0, 0, at_s=100.0), step(1, at_s=102.0))
+    assert fold.left_s(121.0) is None
+    done = folded(started(0, 8, 0, at_s=100.0), step(10, at_s=102.0))
+    assert done.left_s(121.0) == 0.0
+
+
 def test_only_rollouts_that_live_count_for_tokens_per_second() -> None:
     fold = folded(
         status("rollout-0", 1, at_s=100.0), status("rollout-1", 1, at_s=50.0), status("rollout-0", 0, at_s=101.0)
