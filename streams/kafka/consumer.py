@@ -148,6 +148,7 @@ class KafkaConsumer:
             return
         self._closed = True
         try:
+            self._intake.resume(self.assignment())  # while there is a client
             self._intake.client.close()
         except (KafkaException, RuntimeError) as e:
             _log.warning("group %s: close: %s", self._group, e)
@@ -231,7 +232,10 @@ class KafkaConsumer:
             return {TopicPartition(p.topic, p.partition): _STORED for p in partitions}
 
     def _check_begun(self) -> None:
-        """Raise Unavailable when librdkafka still waits for committed offsets that must have been settled by now."""
+        """Unavailable when librdkafka still waits for committed offsets that must have been settled by now.
+
+        The next poll raises it: this one may have records to hand out.
+        """
         waiting = [p for p, offset in self._intake.positions.items() if offset == _STORED]
         if not waiting:
             self._waiting_since = None
@@ -243,9 +247,11 @@ class KafkaConsumer:
         waited_s = now - self._waiting_since
         if waited_s > settings.transaction_timeout_s + 2 * settings.request_timeout_s:
             named = ", ".join(map(str, sorted(waiting)))
-            raise Unavailable(
-                f"group {self._group}: no committed offset of {named} for {waited_s:.0f} s,"
-                f" though a transaction that held them open would have timed out"
+            self._intake.fail(
+                Unavailable(
+                    f"group {self._group}: no committed offset of {named} for {waited_s:.0f} s,"
+                    f" though a transaction that held them open would have timed out"
+                )
             )
 
     def _begin_without_offset(self, partition: TopicPartition) -> bool:

@@ -113,10 +113,7 @@ class Intake:
         """Undo pause."""
         freed = frozenset(partitions)
         self._paused -= freed
-        stopped = self._stopped & freed
-        if stopped:
-            self._stopped -= stopped
-            self.client.resume([Partition(p.topic, p.partition) for p in stopped])
+        self._start_again(freed)
 
     def fail(self, error: BaseException) -> None:
         """Let the current take raise this; it came up inside a callback."""
@@ -132,7 +129,7 @@ class Intake:
         for partition in gone:
             self.positions.pop(partition, None)
         self._paused -= gone
-        self._stopped -= gone
+        self._start_again(gone)
         self._forget(gone)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -155,7 +152,7 @@ class Intake:
 
     def restart(self, partition: TopicPartition, offset: int) -> None:
         """Begin a partition afresh at this offset, whatever state its fetching is in."""
-        self._stopped.discard(partition)
+        self._start_again({partition})
         self._forget({partition})
         self.client.incremental_unassign([Partition(partition.topic, partition.partition)])
         self.client.incremental_assign([Partition(partition.topic, partition.partition, offset)])
@@ -164,6 +161,13 @@ class Intake:
     def bounds(self, partition: TopicPartition) -> Bounds:
         """Readable range. Raises UnknownTopic."""
         return bounds_of(self.client, self._connection, partition)
+
+    def _start_again(self, partitions: Set[TopicPartition]) -> None:
+        """Undo librdkafka's own pause: it would outlive the assignment, and hold for the next one."""
+        stopped = self._stopped & partitions
+        if stopped:
+            self._stopped -= stopped
+            self.client.resume(_theirs(stopped))
 
     def _forget(self, partitions: Set[TopicPartition]) -> None:
         """Whatever is held, or the current take, inside which a callback runs, has of these partitions."""
@@ -207,7 +211,7 @@ class Intake:
         if self._held_bytes > _HOLD_BYTES:
             stop = (self._paused - self._stopped) & self.positions.keys()
             self._stopped |= stop
-            self.client.pause([Partition(p.topic, p.partition) for p in stop])
+            self.client.pause(_theirs(stop))
 
     def _admit_held(self, max_records: int) -> int:
         """What was held of partitions that are not paused any more, before anything newer; the bytes."""
@@ -268,6 +272,10 @@ class Intake:
             needs = f"READ on topic {topic}" if topic else f"READ on group {self._group}"
             raise translate(error, f"{self._name} on {self._connection.bootstrap}", needs=needs)
         _log.info("%s on %s: %s", self._name, self._connection.bootstrap, error.str())
+
+
+def _theirs(partitions: Iterable[TopicPartition]) -> list[Partition]:
+    return [Partition(p.topic, p.partition) for p in partitions]
 
 
 def _size(one: LogRecord | int) -> int:

@@ -41,6 +41,8 @@ def test_a_paused_partition_keeps_its_place_and_the_other_goes_on(
         deadline.check()
     assert got[zero] == []
     assert consumer.position()[zero] == 0
+    if stopped:
+        until_true(lambda: consumer.poll(10, 0.05) == [] and bool(consumer._intake._stopped), "too much is held")
     assert consumer._intake._held_bytes <= 4 * 1024 * 1024 + BYTES
     assert bool(consumer._intake._stopped) is stopped  # what is too much to hold stays at the broker
     consumer.resume(frozenset({zero}))
@@ -67,3 +69,26 @@ def test_what_is_held_of_a_paused_partition_is_dropped_by_a_seek(log: KafkaLog, 
         got += [(record.partition, record.offset) for record in consumer.poll(50, 0.05)]
         deadline.check()
     assert sorted(got) == [(0, i) for i in range(7, COUNT)] + [(1, COUNT - 1)]
+
+
+def test_a_partition_that_leaves_while_it_is_paused_and_comes_back_is_read(
+    log: KafkaLog, make_log: Callable[..., KafkaLog], topic: str, unique: Unique
+) -> None:
+    fill(log, topic, unique)
+    both = frozenset({TopicPartition(topic, 0), TopicPartition(topic, 1)})
+    group = unique("g")
+    stays = log.consumer(group, [topic], on_assign=lambda given: stays.pause(given) if given == both else None)
+    until_true(lambda: not stays.poll(10, 0.05) and stays._intake._stopped == both, "librdkafka has paused both")
+    passes = make_log().consumer(group, [topic])
+    until_true(
+        lambda: not stays.poll(10, 0.05) and passes.poll(10, 0.05) is not None and len(passes.assignment()) == 1,
+        "one has moved",
+    )
+    (moved,) = passes.assignment()
+    passes.close()
+    until_true(lambda: not stays.poll(10, 0.05) and stays.assignment() == both, "it is back")
+    got = 0
+    deadline = Deadline.after(WAIT_S, "all records of the partition that is not paused any more")
+    while got < COUNT:
+        got += sum(record.source == moved for record in stays.poll(10, 0.05))
+        deadline.check()
