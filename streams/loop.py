@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -159,6 +160,8 @@ class Loop:
         self._background = background
         self._flight: _Flight | None = None
         self._hand = Hand()
+        self._to_begin: deque[Entry] = deque()
+        """In hand, and not yet begun."""
         self._calls = Calls(worker, codec, operator=name, max_attempts=max_attempts)
         self._paused: frozenset[TopicPartition] = frozenset()
         self._ready_since: float | None = None
@@ -199,6 +202,7 @@ class Loop:
         """Step 1: fill the hands, each partition up to its share, so that a slow one never takes all the room."""
         polled = False
         self._now = now
+        self._begin(now)
         while True:
             owned = self._consumer.assignment()
             # Before anything is assigned: one record, or one partition could fill the hands for good.
@@ -214,13 +218,20 @@ class Loop:
                 if self._on_lost_offsets == "stop" or not self._jump(now):
                     raise
                 return True
-            for source in records:
-                entry = Entry(source.source, source.offset + 1, source)
+            entries = [Entry(source.source, source.offset + 1, source) for source in records]
+            for entry in entries:
                 self._hand.add(entry)
-                self._calls.begin(entry, now)
+            self._to_begin.extend(entries)
+            self._begin(now)
             polled = polled or bool(records)
             if not records or closed:
                 return polled
+
+    def _begin(self, now: float) -> None:
+        """Hand what was polled to the worker. A registry that does not answer raises: then from there on next time."""
+        while self._to_begin:
+            self._calls.begin(self._to_begin[0], now)
+            self._to_begin.popleft()
 
     def _pause(self, owned: frozenset[TopicPartition], wanted: frozenset[TopicPartition]) -> None:
         """Pause exactly these of the owned partitions."""

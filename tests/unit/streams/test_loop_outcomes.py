@@ -11,7 +11,7 @@ from laminar.streams.memory import Point
 from laminar.streams.topics import topic_specs
 from laminar.streams.worker import Result
 from tests.support import sample
-from tests.support.loop_bench import IN, AwayLog, Manual, Setup, Slow, group, ids, score
+from tests.support.loop_bench import CODEC, IN, AwayLog, Manual, Setup, Slow, group, ids, score
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
@@ -223,3 +223,28 @@ def test_s9_partitions_that_are_lost_already_are_dropped_without_waiting() -> No
     first._consumer._cursor.drop(first._consumer.assignment())  # type: ignore[attr-defined]
     first._revoked(frozenset({TopicPartition(IN, 0)}))
     assert (first.in_hand, len(worker.cancelled)) == (0, 2)
+
+
+def test_a_registry_that_does_not_answer_loses_nothing_of_what_was_polled_with_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup()
+    records = group(4)
+    setup.write(*records)
+    loop = setup.loop(score)
+    answers = iter([True, False, False])
+    decode = CODEC.decode
+
+    def sometimes(data: bytes) -> r.Record:
+        if not next(answers, True):
+            raise Unavailable("schema registry: no answer")
+        return decode(data)
+
+    monkeypatch.setattr(CODEC, "decode", sometimes)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="no answer"):
+            loop.step(setup.clock.now)
+    setup.run(loop)
+    monkeypatch.undo()
+    assert setup.scored() == ids(records)
+    assert (setup.committed(), loop.in_hand) == (4, 0)
