@@ -12,7 +12,8 @@ from confluent_kafka import TopicPartition as Partition
 from laminar.schemas.errors import Unavailable
 from laminar.streams.broker import Broker
 from laminar.streams.kafka import KafkaLog
-from tests.integration.streams.log_contract.driving import WAIT_S, poll_some, produce
+from laminar.streams.log import TopicPartition
+from tests.integration.streams.log_contract.driving import WAIT_S, poll_some, produce, until_true
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -42,3 +43,26 @@ def test_offsets_that_stay_open_for_too_long_end_the_member_with_their_name(
     waiting.close()
     holder.abort_transaction(WAIT_S)
     assert len(poll_some(make_log().consumer(group, [topic]), 2)) == 2
+
+
+def test_records_that_come_as_the_patience_ends_are_handed_out(
+    make_log: Callable[..., KafkaLog], topic: str, unique: Callable[[str], str]
+) -> None:
+    log = make_log(request_timeout_s=5.0, transaction_timeout_s=6.0)
+    consumer, producer, one = log.consumer(unique("g"), [topic]), log.producer(unique("p")), TopicPartition(topic, 1)
+    produce(producer, topic, [b"first"], partition=1)
+    until_true(lambda: not consumer.poll(10, 0.1) and consumer.position().get(one) == 2, "its end has been seen")
+    values = [b"%d" % i for i in range(20)]
+    produce(producer, topic, values, partition=0)
+    consumer._intake.positions[one] = -1000  # as if its offset were held open
+    consumer._waiting_since = 0.0
+    got: list[bytes | None] = []
+    failures = 0
+    until = time.monotonic() + WAIT_S
+    while len(got) < len(values) and time.monotonic() < until:
+        try:
+            got += [record.value for record in consumer.poll(10, 0.1)]
+        except Unavailable:
+            failures += 1
+    assert failures
+    assert got == values
