@@ -8,6 +8,7 @@ as an error of ours.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,8 +70,11 @@ _BOUNDED: dict[str, Any] = {
 
 _PUBLIC = frozenset(
     {"plaintext", "ssl", "sasl_plaintext", "sasl_ssl", "plain", "scram-sha-256", "scram-sha-512", "https", "none"}
+    | {"oauthbearer", "oidc", "gssapi"}
 )
 """Values that may be shown."""
+_NO_TOKEN = re.compile(r"Failed to acquire SASL OAUTHBEARER token: .*(onnect to|esolve host|imed out|imeout)")
+"""Who gives tokens out is not there: an outage, though librdkafka calls it a failed authentication."""
 
 
 class _Quiet(logging.Logger):
@@ -168,6 +172,8 @@ class Connection:
             return found
         if self._rejected:
             return rejected(self.bootstrap, self._user, self._reason)
+        if _NO_TOKEN.search(self._reason):
+            return Unavailable(f"Kafka broker {self.bootstrap}: {what}: {self._reason}")
         if not self._ever_answered:
             return self._cannot_connect(what) or found
         if self._down_since is None:
@@ -254,5 +260,5 @@ class Connection:
                 self._down_since = time.monotonic()
         elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE, *REJECTED):
             self._reason = self._redacted(error.str().split("/bootstrap: ")[-1])
-            self._rejected = error.code() in REJECTED
+            self._rejected = error.code() in REJECTED and not _NO_TOKEN.search(self._reason)
         _log.debug("%s: %s", self.bootstrap, self._redacted(error.str()))

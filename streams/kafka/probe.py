@@ -21,6 +21,9 @@ __all__ = ["Found", "host_and_port", "look"]
 _WAIT_S = 2.0
 _API_VERSIONS, _SASL_HANDSHAKE = 18, 17
 _MAX_ANSWER_BYTES = 1_000_000
+_OTHER_AUTHORITIES = frozenset({"ssl.ca.pem", "ssl.ca.certificate.stores", "ssl_ca"})
+_OTHER_CERTIFICATES = frozenset({"ssl.certificate.pem", "ssl.keystore.location", "ssl_certificate"})
+"""Further ways to give librdkafka a certificate, which a look goes without: it judges nothing by its absence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def _look_by_tls(host: str, port: int, client: Mapping[str, Any]) -> Found:
     except (OSError, ValueError):
         return Found()
     try:
-        with _tls(host, port, _context(client, check=True)):
+        with _tls(host, port, _context(client, check=_can_check(client))):
             pass
     except ssl.SSLCertVerificationError as e:
         return Found(tls=True, untrusted=e.verify_message or "it cannot be verified")
@@ -80,10 +83,16 @@ def _look_by_tls(host: str, port: int, client: Mapping[str, Any]) -> Found:
     try:
         with _tls(host, port, _context(client, check=False)) as connection:
             if not _answers(connection):
-                return Found(tls=True, wants_certificate=True)
+                return Found(tls=True, wants_certificate=_OTHER_CERTIFICATES.isdisjoint(client))
             return Found(tls=True, kafka=True, sasl=_mechanisms(connection))
     except (OSError, ValueError):
         return Found(tls=True)
+
+
+def _can_check(client: Mapping[str, Any]) -> bool:
+    """Whether the user wants the broker's certificate to be checked, by authorities that we can load as well."""
+    wanted = str(client.get("enable.ssl.certificate.verification", True)).lower()
+    return wanted in ("true", "t", "1") and _OTHER_AUTHORITIES.isdisjoint(client)
 
 
 def _context(client: Mapping[str, Any], *, check: bool) -> ssl.SSLContext:
@@ -124,10 +133,13 @@ def _mechanisms(connection: socket.socket) -> tuple[str, ...] | None:
         return None
     _, count = struct.unpack_from(">hi", answer)
     names, at = [], 6
-    for _ in range(count):
-        (length,) = struct.unpack_from(">h", answer, at)
-        names.append(answer[at + 2 : at + 2 + length].decode("ascii", "replace"))
-        at += 2 + length
+    try:
+        for _ in range(count):
+            (length,) = struct.unpack_from(">h", answer, at)
+            names.append(answer[at + 2 : at + 2 + length].decode("ascii", "replace"))
+            at += 2 + length
+    except struct.error:
+        return None
     return tuple(sorted(names)) or None
 
 

@@ -81,3 +81,18 @@ def test_values_of_client_settings_are_never_shown(capfd: pytest.CaptureFixture[
 def test_a_request_may_not_outlast_its_transaction() -> None:
     with pytest.raises(ConfigError, match=r"request_timeout_s \(30\) must be below transaction_timeout_s \(30\)"):
         KafkaLog(NOBODY, request_timeout_s=30, transaction_timeout_s=30)
+
+
+def test_an_identity_provider_that_is_away_is_an_outage() -> None:
+    client: dict[str, str | int | float | bool] = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "laminar",
+        "sasl.oauthbearer.client.secret": "not-to-be-shown",
+        "sasl.oauthbearer.token.endpoint.url": f"http://{NOBODY}/token",
+    }
+    log = KafkaLog(NOBODY, request_timeout_s=1.0, client=client)
+    with pytest.raises(Unavailable, match="Failed to acquire SASL OAUTHBEARER token: "):
+        log.topics()
+    log.close()
