@@ -1,4 +1,4 @@
-"""vLLM in the operator's process, one step of its scheduler at a time.
+"""vLLM's core in the operator's process, one step of its scheduler at a time.
 
 Guarantees, beside those of ``laminar.operators.rollout.engine``:
 
@@ -39,6 +39,9 @@ from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable
 from laminar.schemas.tokens import EMPTY
 
 __all__ = ["VllmEngine"]
+
+_LEAST_S = 0.015
+"""Of a poll: what each of them costs, here and in the operator, is much beside a single step of a small model."""
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +84,12 @@ class VllmEngine:
         import vllm
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
-        from vllm.sampling_params import RequestOutputKind
 
-        self._core = self._vllm.engine_core.engine_core
+        self._client = self._vllm.engine_core
+        self._core = self._client.engine_core
+        self._tasks = self._vllm.get_supported_tasks()
         self._refusals = (ValueError, VLLMClientError)
         self._params = SamplingParams
-        self._delta = RequestOutputKind.DELTA
         config = self._vllm.vllm_config
         self._block = int(config.cache_config.block_size)
         total = (int(config.cache_config.num_gpu_blocks) - 1) * self._block
@@ -140,7 +143,7 @@ class VllmEngine:
         if not row.ended:
             ids = [*request.prompt_ids, *request.sampled.ids_T.tolist()]
             try:
-                row.inner = self._vllm.add_request(row.name, {"prompt_token_ids": ids}, self._sampling(row))
+                self._add(row.name, ids, self._sampling(row))
             except self._refusals as error:
                 raise InvalidRequest(f"{where}: {reason(error)}") from error
         self._rows[where] = self._by_name[row.name] = row
@@ -151,18 +154,18 @@ class VllmEngine:
         if row is None:
             return None
         if not row.ended and self._broken is None:
-            self._vllm.abort_request([row.name])
+            self._client.abort_requests([row.name])
         self._forget(row)
         return row.take() or Delta(trajectory_id=trajectory_id, tokens=EMPTY)
 
     def poll(self, timeout_s: float) -> list[Delta]:
-        """Decode up to ``steps_per_poll`` steps, fewer once ``timeout_s`` is over; return the new tokens."""
+        """Decode up to ``steps_per_poll`` steps, fewer once ``timeout_s`` (or 15 ms) is over; return the new tokens."""
         self._must_live()
         if self._version < 0:
             return []
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + max(timeout_s, _LEAST_S)
         for _ in range(self._steps_per_poll):
-            if not self._vllm.has_unfinished_requests():
+            if not self._core.scheduler.has_requests():
                 break
             self._step()
             if time.monotonic() >= until:
@@ -192,7 +195,7 @@ class VllmEngine:
         if taken != [len(tensors)]:
             raise self._dead(f"version {version}: it took {taken[0]} of {len(tensors)} tensors")
         self._version = version
-        self._vllm.engine_core.set_weight_version(str(version))
+        self._client.set_weight_version(str(version))
         self._count_preempted(real=False)
 
     def stats(self) -> EngineStats:
@@ -221,7 +224,7 @@ class VllmEngine:
         self._by_name.clear()
         if self._broken is None:
             self._broken = "it was closed"
-            self._vllm.engine_core.shutdown()
+            self._client.shutdown()
 
     def _sampling(self, row: Row) -> Any:
         """vLLM's parameters for what is left of a request."""
@@ -237,14 +240,12 @@ class VllmEngine:
             ignore_eos=True,
             detokenize=False,
             logprobs=0,
-            flat_logprobs=True,
-            output_kind=self._delta,
         )
 
     def _step(self) -> None:
         """One step of the scheduler."""
         try:
-            outputs = self._vllm.step()
+            outputs = self._client.get_output().outputs
         except faults() as error:
             raise self._dead(f"in a step: {reason(error)}") from error
         done: list[str] = []
@@ -252,16 +253,24 @@ class VllmEngine:
             row = self._by_name.get(output.request_id)
             if row is None or row.ended:
                 continue
-            sampled = output.outputs[0]
-            ids = sampled.token_ids
-            row.add(ids, _chosen(sampled.logprobs, len(ids)), self._version)
-            if output.finished and not row.ended:
-                row.error = f"vLLM ended it: {sampled.finish_reason}"
-            elif row.ended and not output.finished:
+            if output.new_token_ids:
+                # At ``logprobs=0`` the only column is the sampled token's.
+                logprobs = output.new_logprobs.logprobs[:, 0].tolist()
+                row.add(output.new_token_ids, logprobs, self._version)
+            if output.finish_reason is not None and not row.ended:
+                row.error = f"vLLM ended it: {output.finish_reason}"
+            elif row.ended and output.finish_reason is None:
                 done.append(row.name)
         if done:
-            self._vllm.abort_request(done)
+            self._client.abort_requests(done)
         self._count_preempted(real=True)
+
+    def _add(self, name: str, ids: list[int], params: Any) -> None:
+        """Straight to the core: what vLLM makes of its outputs for people (text, metrics) would be made for nothing."""
+        request = self._vllm.input_processor.process_inputs(
+            name, {"prompt_token_ids": ids}, params, supported_tasks=self._tasks
+        )
+        self._client.add_request(request)
 
     def _drop_caches(self) -> None:
         """Nothing that the old weights computed is used again; requests wait with what they sampled."""
@@ -271,7 +280,7 @@ class VllmEngine:
         """Take note of requests that lost their cache; ``real``: for want of room, not for new weights."""
         requests = self._core.scheduler.requests
         for row in self._rows.values():
-            request = requests.get(row.inner)
+            request = requests.get(row.name)
             if request is not None and request.num_preemptions != row.preemptions:
                 self._preempted += (request.num_preemptions - row.preemptions) if real else 0
                 row.preemptions = request.num_preemptions
@@ -298,20 +307,15 @@ class VllmEngine:
         params = self._params(max_tokens=2, temperature=1.0, seed=0, ignore_eos=True, detokenize=False, logprobs=0)
         n = min(2, self._limits.max_model_len - 1)
         try:
-            self._vllm.add_request("try", {"prompt_token_ids": [0] * n}, params)
-            while self._vllm.has_unfinished_requests():
-                self._vllm.step()
+            self._add("try", [0] * n, params)
+            while self._core.scheduler.has_requests():
+                self._client.get_output()
         except faults() as error:
             config = self._vllm.vllm_config.model_config
             raise ConfigError(
                 f"engine: vLLM cannot serve {folder} ({', '.join(config.architectures)}, head size"
                 f" {config.get_head_size()}): {reason(error)}"
             ) from error
-
-
-def _chosen(flat: Any, n: int) -> list[float]:
-    """The sampled tokens' logprobs: at ``logprobs=0`` the first of each position."""
-    return [flat.logprobs[start] for start in flat.start_indices[-n:]] if n else []
 
 
 def _end_tokens(folder: Path, *sources: Any) -> set[int]:

@@ -26,7 +26,7 @@ class Row:
     """See the module's docstring. ``decode`` turns ids into text, for stop strings."""
 
     __slots__ = (
-        "_decode", "_ids", "_logprobs", "_tail", "_versions", "_window", "error", "finish", "inner", "limit",
+        "_decode", "_ids", "_logprobs", "_tail", "_versions", "_window", "error", "finish", "limit",
         "n_response", "name", "preemptions", "request", "stops",
     )  # fmt: skip
 
@@ -42,8 +42,6 @@ class Row:
         self.request = request
         self.name = name
         """Of the request in vLLM: a trajectory that comes back has another one."""
-        self.inner = ""
-        """The same within its scheduler."""
         self.limit = limit
         """Response tokens at which it is full."""
         self.stops = stops
