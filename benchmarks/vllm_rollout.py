@@ -2,8 +2,9 @@
 
 Both sample 64 sequences at a time in this process, on one thread, at temperature 1 with the logprob of every token;
 each request ends after its own number of tokens. Bare vLLM is its ``LLMEngine`` in a loop, with text, deltas and
-statistics switched off. The operator takes the prompts from a SQLite log and writes every token, finished
-trajectory and heartbeat to it. Rounds of the two alternate, and the best of each counts. A model this small makes everything around it large.
+statistics switched off. The operator takes the prompts from a SQLite log and writes every token, finished trajectory
+and heartbeat to it. Rounds of the two alternate, and the best of each counts. A model this small (78,400 parameters)
+makes everything around it large.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,9 @@ _LONGEST = 512
 def main() -> None:
     """Measure, print the table and the claim."""
     quick = quick_from_arguments(__doc__)
+    if find_spec("vllm") is None:
+        print("vLLM is not installed here: make vllm; .venv-vllm/bin/python -m benchmarks.vllm_rollout")
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         views = _model(path)
