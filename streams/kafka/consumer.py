@@ -255,14 +255,18 @@ class KafkaConsumer:
             )
 
     def _begin_without_offset(self, partition: TopicPartition) -> bool:
-        """librdkafka waited for a committed offset and found none, or one that retention has passed."""
+        """librdkafka waited for a committed offset and found none, or one that retention has passed.
+
+        That it found none is not to be believed: a coordinator that is just loading its groups may have said so.
+        """
         if self._intake.positions.get(partition, 0) != _STORED:
             return False
         committed = self.committed().get(partition)
-        if committed is not None:
+        bounds = self._intake.bounds(partition)
+        if committed is not None and not bounds.start <= committed <= bounds.end:
             self._intake.positions[partition] = committed
             return False
-        self._intake.restart(partition, self._intake.bounds(partition).start)
+        self._intake.restart(partition, bounds.start if committed is None else committed)
         return True
 
 

@@ -33,6 +33,8 @@ _MAX_POLL_BYTES = 8 * 1024 * 1024
 """What one take hands out; exceeded by less than one record."""
 _HOLD_BYTES = 4 * 1024 * 1024
 """Of paused partitions, all together; exceeded by less than one record."""
+_RECORD_BYTES = 200
+"""What any record costs beside its key and value."""
 _SEEK_S = 2.0
 _PASSING = frozenset(
     {
@@ -232,6 +234,16 @@ class Intake:
             del self._held[partition]
         return size
 
+    def _out_of_range(self, partition: TopicPartition) -> None:
+        """Raise OffsetOutOfRange, unless the position is there after all: a broker that comes up may say otherwise."""
+        bounds, at = self.bounds(partition), self.positions[partition]
+        if not bounds.start <= at <= bounds.end:
+            raise OffsetOutOfRange(
+                f"{self._name}: {partition}@{at} is wanted, readable is {bounds.start} to {bounds.end}"
+            )
+        _log.warning("%s: %s@%d was refused and is there: reading on", self._name, partition, at)
+        self.restart(partition, at)
+
     def _put_back(self) -> None:
         """A take that fails hands out nothing: the next one begins with the same records."""
         taken = {record.source for record in self._batch}
@@ -257,11 +269,7 @@ class Intake:
                 return
             if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 if partition in self.positions and not self.on_no_offset(partition):
-                    bounds = self.bounds(partition)
-                    raise OffsetOutOfRange(
-                        f"{self._name}: {partition}@{self.positions[partition]} is wanted, "
-                        f"readable is {bounds.start} to {bounds.end}"
-                    )
+                    self._out_of_range(partition)
                 return
         # the cause of a fatal error stands in its text only
         if error.code() == KafkaError._FATAL and _NAME_TAKEN in error.str():
@@ -279,7 +287,7 @@ def _theirs(partitions: Iterable[TopicPartition]) -> list[Partition]:
 
 
 def _size(one: LogRecord | int) -> int:
-    return 0 if isinstance(one, int) else len(one.value or b"")
+    return _RECORD_BYTES + (0 if isinstance(one, int) else len(one.key or b"") + len(one.value or b""))
 
 
 def _record(message: Message) -> LogRecord:

@@ -1,0 +1,46 @@
+"""Where a member begins when the broker's own answers contradict each other, as they do while it comes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from laminar.schemas.errors import OffsetOutOfRange
+from laminar.streams.kafka import KafkaLog
+from laminar.streams.kafka.consumer import _STORED, KafkaConsumer
+from laminar.streams.log import TopicPartition
+from tests.integration.streams.log_contract.driving import commit, poll_some, produce
+
+pytestmark = pytest.mark.kafka
+
+Unique = Callable[[str], str]
+
+
+def member(log: KafkaLog, topic: str, unique: Unique) -> tuple[KafkaConsumer, TopicPartition]:
+    """A member that has read three records and committed the first."""
+    where, producer = TopicPartition(topic, 0), log.producer(unique("p"))
+    produce(producer, topic, [b"a", b"b", b"c"])
+    consumer = log.consumer(unique("g"), [topic])
+    poll_some(consumer, 3)
+    commit(producer, consumer, {where: 1})
+    return consumer, where
+
+
+def test_a_committed_offset_that_was_said_not_to_be_there_is_where_it_begins(
+    log: KafkaLog, topic: str, unique: Unique
+) -> None:
+    consumer, where = member(log, topic, unique)
+    consumer._intake.positions[where] = _STORED  # librdkafka waits for it, and then says that there is none
+    assert consumer._begin_without_offset(where) is True
+    assert [record.value for record in poll_some(consumer, 2)] == [b"b", b"c"]
+
+
+def test_a_position_that_was_refused_and_is_there_is_read_on_from(log: KafkaLog, topic: str, unique: Unique) -> None:
+    consumer, where = member(log, topic, unique)
+    consumer._intake.positions[where] = 2
+    consumer._intake._out_of_range(where)
+    assert [record.value for record in poll_some(consumer, 1)] == [b"c"]
+    consumer._intake.positions[where] = 99
+    with pytest.raises(OffsetOutOfRange, match=rf"{topic}\[0\]@99 is wanted, readable is 0 to \d+"):
+        consumer._intake._out_of_range(where)
