@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import Qwen2ForCausalLM
 
 from benchmarks.claim import Claim, quick_from_arguments, report
 from laminar.operators.operator import Context, ModelConfig, RunInfo
@@ -41,42 +43,67 @@ _GROUP = 8
 _LONGEST = 512
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    name: str
+    changes: Mapping[str, int]
+    """To the quickstart's model."""
+    n_groups: int
+    n_tokens: int
+    """The median of a response."""
+
+
+_SIZES = (
+    _Size("tiny", {}, 64, 100),
+    _Size(
+        "20M", {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 8}, 16, 50
+    ),
+)
+
+
 def main() -> None:
-    """Measure, print the table and the claim."""
+    """Measure, print the tables and the claims."""
     quick = quick_from_arguments(__doc__)
     if find_spec("vllm") is None:
         print("vLLM is not installed here: make vllm; .venv-vllm/bin/python -m benchmarks.vllm_rollout")
         return
+    for size in _SIZES:
+        _measure(size, quick=quick)
+
+
+def _measure(size: _Size, *, quick: bool) -> None:
+    n_groups = size.n_groups // 2 if quick else size.n_groups
+    rng = np.random.default_rng(0)
+    lengths = np.clip(np.exp(rng.normal(np.log(size.n_tokens), 0.5, n_groups)).astype(int), 16, 400).tolist()
+    prompts = [rng.integers(4, 28, 24).tolist() for _ in range(n_groups)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        views = _model(path)
-        rng = np.random.default_rng(0)
-        n_groups = 24 if quick else 64
-        lengths = np.clip(np.exp(rng.normal(4.6, 0.5, n_groups)).astype(int), 16, 400).tolist()
-        prompts = [rng.integers(4, 28, 24).tolist() for _ in range(n_groups)]
+        views = _model(path, size.changes)
         engine = VllmEngine(path, max_running=_BATCH, max_model_len=_LONGEST, eos_token_ids=())
         engine.load(views, 0)
-        rounds = 2 if quick else 3
         bare_s, operator_s = [], []
-        for i in range(rounds):
+        for i in range(2 if quick else 3):
             bare_s.append(_bare(engine, prompts, lengths, i))
             operator_s.append(_operator(engine, prompts, lengths, Path(folder) / f"log{i}"))
         engine.close()
     wanted = sum(lengths) * _GROUP
     bare, ours = min(bare_s), min(operator_s)
     report(
-        f"{n_groups * _GROUP} responses, {wanted / n_groups / _GROUP:.0f} tokens each, batch {_BATCH}",
+        f"{size.name}: {n_groups * _GROUP} responses, {wanted / n_groups / _GROUP:.0f} tokens each, batch {_BATCH}",
         ("", "CPU s", "tokens per CPU-second"),
         [("rollout operator", ours, wanted / ours), ("bare vLLM", bare, wanted / bare)],
-        [Claim(name="vllm_rollout_tokens", ratio=bare / ours, goal=0.97, unit="x", lower_is_better=False)],
+        [Claim(name=f"vllm_rollout_{size.name}", ratio=bare / ours, goal=0.97, unit="x", lower_is_better=False)],
     )
 
 
-def _model(path: Path) -> dict[str, TensorView]:
+def _model(path: Path, changes: Mapping[str, int]) -> dict[str, TensorView]:
     tokenizer = TASK.tokenizer()
     torch.manual_seed(0)
-    model = TASK.model(tokenizer)
-    model.config.max_position_embeddings = _LONGEST
+    config = TASK.model(tokenizer).config
+    for name, value in {**changes, "max_position_embeddings": _LONGEST}.items():
+        setattr(config, name, value)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    model = Qwen2ForCausalLM(config)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return {
@@ -158,7 +185,8 @@ def _operator(engine: VllmEngine, prompts: list[list[int]], lengths: list[int], 
     rollout = Rollout(RolloutConfig(max_in_flight=_BATCH + _GROUP), context, engine=watched, weights=_NoWeights())
     began = time.process_time()
     while watched.n_finished < len(prompts) * _GROUP:
-        rollout.step(time.time())
+        if not rollout.step(time.time()):
+            time.sleep(0.001)  # as the runner does
     while not rollout.drain(time.time()):
         pass
     took = time.process_time() - began
