@@ -110,8 +110,10 @@ class KafkaProducer:
             yield transaction
         except Fenced as e:
             raise self._given_up(e) from e
-        except BaseException:
-            self._abort(client, timeout_s)
+        except BaseException as e:
+            reason = self._abort(client, timeout_s)
+            if transaction.broken and reason is not None:
+                raise reason from e
             raise
         self._commit(client, transaction, timeout_s)
         self._open = False
@@ -215,18 +217,20 @@ class KafkaProducer:
         self._fenced = f"producer {self._id}: fenced: a newer owner of this transactional id exists ({found})"
         return Fenced(self._fenced)
 
-    def _abort(self, client: Client, timeout_s: float) -> None:
-        """Never raises: what cannot be aborted now is aborted before the next transaction begins."""
+    def _abort(self, client: Client, timeout_s: float) -> LaminarError | None:
+        """Never raises: what cannot be aborted now, for the returned reason, is before the next transaction begins."""
         if self._fenced is not None or (self._closed and self._client is None):
-            return
+            return None
         try:
             deadline = Deadline.after(timeout_s, f"transaction of {self._id} aborts")
             self._retried(client, lambda left: client.abort_transaction(left), deadline)
         except LaminarError as e:
             self._client = None
             _log.warning("%s", e)
+            return e
         finally:
             self._open = False
+        return None
 
     def _wait_until_visible(self, last: Mapping[TopicPartition, int]) -> None:
         deadline = Deadline.after(_VISIBLE_S, f"transaction of {self._id} is visible")

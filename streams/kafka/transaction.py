@@ -42,6 +42,8 @@ class KafkaTransaction:
         self.offsets: list[tuple[Membership, dict[TopicPartition, int]]] = []
         self.last: dict[TopicPartition, int] = {}
         """Last offset written per partition."""
+        self.broken = False
+        """The client is of no use any more; why, only the end of the transaction says."""
         self._refused: KafkaError | None = None
         self._admin = admin
         self._client = client
@@ -90,6 +92,7 @@ class KafkaTransaction:
                 error = error_of(e)
                 if error.code() == KafkaError._STATE:  # it has failed already; the report may say of what
                     raise self.failure() or Aborted(f"transaction of {self._name}: {error.str()}") from e
+                self.broken = error.code() == KafkaError._FATAL
                 raise translate(error, f"producer {self._name}: send to {record.topic}") from e
 
     def commit_offsets(self, membership: Membership, offsets: Mapping[TopicPartition, int]) -> None:
