@@ -53,6 +53,9 @@ _CONNECT: dict[str, Any] = {
     # that it connects to them again; a cluster that moved to other addresses is met by the restarted process.
     "metadata.recovery.strategy": "none",
 }
+# With "none" too, an admin client that asks for topics while its broker is away connects a thousand times a second, and
+# takes most of a CPU; it has no offsets to send.
+_ADMIN: dict[str, Any] = {"metadata.recovery.strategy": "rebootstrap"}
 # A consumer holds about 16 MiB ahead of poll, and what one more answer of a broker decompresses to: brokers count
 # compressed bytes, and text that repeats itself may be five hundred times smaller. Hence the small answers; a record
 # that is larger comes alone.
@@ -109,7 +112,7 @@ class Connection:
 
     def admin(self) -> AdminClient:
         """A client for topics and offsets."""
-        return self._made(lambda config: AdminClient(config, logger=self._logger), {})
+        return self._made(lambda config: AdminClient(config, logger=self._logger), _ADMIN)
 
     def reader(self, *, fetch_wait_ms: int = 100) -> Consumer:
         """A consumer for self-assigned partitions; it never joins a group. ``fetch_wait_ms``: patience at the end."""

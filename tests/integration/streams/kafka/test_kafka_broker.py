@@ -108,6 +108,26 @@ def test_a_topic_is_not_called_unknown_while_its_broker_is_away(
     reader.close()
 
 
+def test_a_process_without_its_broker_does_not_spend_itself_on_connecting(
+    broker: Broker, log: KafkaLog, unique: Callable[[str], str]
+) -> None:
+    name = unique("topic")
+    log.create_topics([TopicSpec(name=name, partitions=1)])
+    reader = log.reader()
+    reader.assign({TopicPartition(name, 0): 0})
+    reader.poll(1, 3.0)
+    broker.kill()
+    try:
+        spent, until = time.process_time(), time.monotonic() + 6.0  # the topics are asked for every 2 s
+        while time.monotonic() < until:
+            reader.poll(1, 0.2)
+        spent = time.process_time() - spent
+    finally:
+        broker.start()
+    reader.close()
+    assert spent < 1.0  # by all threads; connecting without a pause takes most of a CPU
+
+
 def _answers(reader: Reader, partitions: list[TopicPartition]) -> bool:
     try:
         return all(reader.bounds(partition).end == 0 for partition in partitions)
