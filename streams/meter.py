@@ -1,4 +1,4 @@
-"""Plain counters of what a process does on the log. One thread writes them; any other may read.
+"""Plain counters of what a process does on the log. Each has one writer at a time; any thread may read.
 
 >>> meter = Meter()
 >>> meter.read["prompts"].records
