@@ -64,7 +64,8 @@ class Codec:
         """The framed bytes. Raises EncodeError, naming the field, when the record breaks a rule.
 
         ``decoded``: what ``decode`` made of which bytes; where the record holds it as a field, those bytes are taken
-        as they are, and are not checked again. With a registry that was not asked before (``prepare``): also
+        as they are, and are not checked again: what was changed inside it since, in its ``meta``, is not written (use
+        ``dataclasses.replace``). With a registry that was not asked before (``prepare``): also
         ConfigError, Unavailable.
         """
         known = self._writers.get(type(record))

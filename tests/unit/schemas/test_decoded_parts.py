@@ -47,3 +47,13 @@ def test_bytes_of_another_record_or_schema_are_not_taken_over() -> None:
     other = CODEC.encode(scored)
     assert CODEC.encode(scored, (RECORD, other)) == other
     assert CODEC.encode(scored, (RECORD, b"\xc3\x01 no such schema")) == other
+
+
+def test_what_was_changed_inside_the_decoded_record_is_not_written() -> None:
+    read = CODEC.decode(DATA)
+    read.meta["verdict"] = "fine"  # type: ignore[union-attr]
+    written = CODEC.decode(CODEC.encode(sample.scored(read), (read, DATA)))
+    assert written.trajectory == RECORD  # type: ignore[union-attr]
+    renewed = replace(read, meta={**read.meta})  # type: ignore[union-attr, type-var]
+    written = CODEC.decode(CODEC.encode(sample.scored(renewed), (read, DATA)))
+    assert written.trajectory.meta["verdict"] == "fine"  # type: ignore[union-attr]
