@@ -6,7 +6,9 @@ Counts come from the topics alone (so they hold over restarts and resumes), time
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -136,8 +138,12 @@ def write_summary(path: Path, summary: Summary) -> None:
     beside.replace(path)
 
 
-def closing_report(summary: Summary, *, run_dir: Path, config: str, finished: bool) -> str:
-    """What a person reads at the end, with what to type next."""
+def closing_report(
+    summary: Summary, *, run_dir: Path, config: str, finished: bool, overrides: Sequence[str] = ()
+) -> str:
+    """What a person reads at the end, with what to type next. ``overrides``: what stood behind ``config``."""
+    kept = [shlex.quote(one) for one in overrides if not (finished and one.startswith("steps="))]
+    again = " ".join(["laminar run", config, *kept])
     ledger, stale = summary.ledger, summary.staleness
     fates = [f"{ledger.trained} trained", *(f"{n} {reason}" for reason, n in sorted(ledger.dropped.items()))]
     fates += [f"{ledger.dead} dead", f"{ledger.in_flight} in flight"]
@@ -155,9 +161,9 @@ def closing_report(summary: Summary, *, run_dir: Path, config: str, finished: bo
         f"  laminar read {run_dir} trajectories.scored --offset -1",
     ]
     lines.append(
-        f"  laminar run {config} steps={summary.steps * 2 or 1}    # goes on where this ended"
+        f"  {again} steps={summary.steps * 2 or 1}    # goes on where this ended"
         if finished
-        else f"  laminar run {config}    # goes on where this stopped; logs: {run_dir / 'logs'}"
+        else f"  {again}    # goes on where this stopped; logs: {run_dir / 'logs'}"
     )
     return "\n".join(lines)
 

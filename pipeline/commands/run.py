@@ -81,7 +81,11 @@ def run(path: Path, overrides: list[str]) -> int:
         summary = _summarise(config, log, outcome)
         write_summary(folder.summary_path, summary)
         shown = closing_report(
-            summary, run_dir=config.run_dir, config=str(path), finished=outcome.exit_code == FINISHED
+            summary,
+            run_dir=config.run_dir,
+            config=str(path),
+            finished=outcome.exit_code == FINISHED,
+            overrides=overrides,
         )
         typer.echo(shown)
     sys.stdout.flush()

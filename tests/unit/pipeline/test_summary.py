@@ -84,3 +84,8 @@ def test_the_summary_has_exactly_the_keys_of_its_contract_and_counts_from_the_to
         "laminar audit runs/run",
     ):
         assert text in report
+    given = {"config": "run.yaml", "overrides": ["log.kind=kafka", "name=a b", "steps=5"]}
+    finished = closing_report(summary, run_dir=Path("runs/run"), finished=True, **given)
+    assert "laminar run run.yaml log.kind=kafka 'name=a b' steps=1 " in finished
+    stopped = closing_report(summary, run_dir=Path("runs/run"), finished=False, **given)
+    assert "laminar run run.yaml log.kind=kafka 'name=a b' steps=5 " in stopped
