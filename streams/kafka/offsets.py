@@ -64,9 +64,10 @@ class Offsets:
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Readable ranges. Raises UnknownTopic, Unavailable."""
-        if self._lookup is None:
-            self._lookup = self._connection.reader()
-        return {p: bounds_of(self._lookup, self._connection, p) for p in partitions}
+        lookup = self._lookup
+        if lookup is None:
+            lookup = self._lookup = self._connection.reader()
+        return {p: bounds_of(lookup, self._connection, p) for p in partitions}
 
     def committed(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """A group's offsets, after transactions that are just being settled; not held up by one that stays open."""
@@ -98,8 +99,9 @@ class Offsets:
 
     def close(self) -> None:
         """Disconnect."""
-        for client in [*self._groups.values(), *([self._lookup] if self._lookup else [])]:
+        for client in self._groups.values():
             client.close()
+        # Only let go of: a transaction beside the steps may be inside it, and its last user destroys it.
         self._groups, self._lookup = {}, None
 
     def _client(self, group: str, isolation: Isolation) -> Consumer:
