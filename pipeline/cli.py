@@ -15,7 +15,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Mapping[str, str] = {
     "run": "Run all operators of a run file on this machine, with a live view on a terminal.",
-    "operator": "Run one operator as a long-running consumer, with /healthz and /metrics.",
+    "operator": "Run one operator as a long-running consumer, with /livez, /readyz and /metrics.",
     "config": "Print every setting of a run file and where its value came from.",
     "audit": "Print the ledger: one fate per sample; exit 1 if it does not balance.",
     "dead": "List, show, retry or drop dead letters: what could not be processed.",
