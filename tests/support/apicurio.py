@@ -94,6 +94,8 @@ class Apicurio:
         settings = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": str(self.port),
+            "quarkus.management.host": "127.0.0.1",
+            "quarkus.management.port": str(free_port("127.0.0.1")),  # else all of them want 9000
             "apicurio.storage.kind": "sql",
             "apicurio.storage.sql.kind": "h2",
         }
