@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 
 import typer
 
@@ -59,12 +61,26 @@ def command(
 def _followed(looks: Iterator[Look], *, as_json: bool) -> Ledger | None:
     """Show each look; the last ledger that there was, also after Ctrl-C."""
     ledger: Ledger | None = None
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - a signal handler
+        nonlocal interrupted
+        interrupted = True  # where Python swallows the exception, in a destructor say, the next look ends it
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         with _screen(as_json) as screen:
             for look in looks:
                 ledger = look.ledger
                 screen.show(look)
+                if interrupted:
+                    break
     except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
         typer.echo("stopped; the ledger so far:", err=True)
     return ledger
 

@@ -234,16 +234,6 @@ class Intake:
             del self._held[partition]
         return size
 
-    def _out_of_range(self, partition: TopicPartition) -> None:
-        """Raise OffsetOutOfRange, unless the position is there after all: a broker that comes up may say otherwise."""
-        bounds, at = self.bounds(partition), self.positions[partition]
-        if not bounds.start <= at <= bounds.end:
-            raise OffsetOutOfRange(
-                f"{self._name}: {partition}@{at} is wanted, readable is {bounds.start} to {bounds.end}"
-            )
-        _log.warning("%s: %s@%d was refused and is there: reading on", self._name, partition, at)
-        self.restart(partition, at)
-
     def _put_back(self) -> None:
         """A take that fails hands out nothing: the next one begins with the same records."""
         taken = {record.source for record in self._batch}
@@ -269,7 +259,11 @@ class Intake:
                 return
             if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 if partition in self.positions and not self.on_no_offset(partition):
-                    self._out_of_range(partition)
+                    bounds = self.bounds(partition)
+                    raise OffsetOutOfRange(
+                        f"{self._name}: {partition}@{self.positions[partition]} is wanted, "
+                        f"readable is {bounds.start} to {bounds.end}"
+                    )
                 return
         # the cause of a fatal error stands in its text only
         if error.code() == KafkaError._FATAL and _NAME_TAKEN in error.str():

@@ -62,7 +62,7 @@ class RelayRun:
         self.log = log if log is not None else MemoryLog()
         self.log.create_topics(topic_specs())
         self.codec = Codec()
-        self._stops: dict[RelayOperator, Callable[[], None]] = {}
+        self._stops: dict[RelayOperator, Callable[[bool], None]] = {}
         self._closers: list[Callable[[], None]] = []
 
     def context(self, instance: str) -> Context:
@@ -107,10 +107,12 @@ class RelayRun:
 
         thread = threading.Thread(target=loop, daemon=True)
 
-        def end() -> None:
+        def end(drain: bool) -> None:
             stop.set()
             if run:
                 thread.join()
+            if drain:
+                operator.drain(time.time())
             operator.close()
 
         if run:
@@ -122,9 +124,7 @@ class RelayRun:
 
     def stop(self, operator: RelayOperator, *, drain: bool = False) -> None:
         """End a relay; without ``drain`` as a crash would, except that its threads end too."""
-        if drain:
-            operator.drain(time.time())
-        self._stops.pop(operator)()
+        self._stops.pop(operator)(drain)
 
     def publisher(self) -> RelayPublisher:
         """A trainer's publisher."""

