@@ -101,6 +101,7 @@ class KafkaLog:
         """Close everything that came from here."""
         for opened in list(self._open):
             opened.close()
+        self._connection.initialising.clear()  # one that goes on trying would fence its successor
         self._lag.close()
         self._offsets.close()
         self._admin.close()

@@ -31,9 +31,15 @@ def test_every_record_is_copied_exactly_once_whatever_is_killed(broker: Broker) 
     source, target, group = f"in-{tag}", f"out-{tag}", f"copy-{tag}"
     log = KafkaLog(broker.bootstrap)
     log.create_topics([TopicSpec(name=source, partitions=4), TopicSpec(name=target, partitions=3)])
-    with log.producer(f"feed-{tag}").transaction() as tx:
-        for number in range(TOTAL):
-            tx.send(OutRecord(topic=source, key=b"%d" % number, value=b"%d" % number))
+    feeder = log.producer(f"feed-{tag}")
+
+    def feed(portion: int) -> None:
+        """There is work left until the last kill, however quick the workers are."""
+        with feeder.transaction() as tx:
+            for number in range(portion, TOTAL, KILLS + 1):
+                tx.send(OutRecord(topic=source, key=b"%d" % number, value=b"%d" % number))
+
+    feed(0)
 
     def start(slot: int) -> subprocess.Popen[bytes]:
         options = (broker.bootstrap, source, target, group, f"copy-{tag}-{slot}")
@@ -45,7 +51,7 @@ def test_every_record_is_copied_exactly_once_whatever_is_killed(broker: Broker) 
         deadline = Deadline.after(120, "everything is copied")
         reader = log.reader()
         before = -1
-        while sum(log.lag(group, source).values()):
+        while kills < KILLS or sum(log.lag(group, source).values()):
             deadline.check(f"lag {log.lag(group, source)}")
             written = sum(reader.bounds(p).end for p in partitions_of(log, target))
             if kills < KILLS and written > before:
@@ -56,6 +62,7 @@ def test_every_record_is_copied_exactly_once_whatever_is_killed(broker: Broker) 
                 assert workers[slot].wait() == -signal.SIGKILL
                 workers[slot] = start(slot)
                 kills += 1
+                feed(kills)
             time.sleep(0.02)
         reader.close()
         assert [w.poll() for w in workers] == [None] * WORKERS
@@ -63,7 +70,6 @@ def test_every_record_is_copied_exactly_once_whatever_is_killed(broker: Broker) 
         for worker in workers:
             worker.kill()
             worker.wait()
-    assert kills == KILLS
     copied = Counter(r.value for r in read_topic(log, target, Deadline.after(30, "read the copies")))
     assert copied == Counter({b"%d" % number: 1 for number in range(TOTAL)})
     log.close()
