@@ -7,6 +7,7 @@ The tree; the first level says whether trying the same thing again can help::
     │   ├── DeadlineExceeded   a named wait took longer than its deadline
     │   ├── Unavailable        a broker, relay or engine does not answer
     │   ├── Aborted            the transaction did not commit; rewind and redo
+    │   ├── EngineLost         an engine died, hung or was given up, with everything in it
     │   └── Evicted            the group member lost its partitions; rewind and rejoin
     └── Fatal                  trying again cannot help
         ├── Fenced             a newer owner of the same identity exists; stop
@@ -38,6 +39,7 @@ __all__ = [
     "DeadlineExceeded",
     "DecodeError",
     "EncodeError",
+    "EngineLost",
     "Evicted",
     "Fatal",
     "Fenced",
@@ -72,6 +74,10 @@ class Unavailable(Retryable):
 
 class Aborted(Retryable):
     """The transaction did not commit: none of it is visible. Rewind the inputs and redo the work."""
+
+
+class EngineLost(Retryable):
+    """An engine died, hung or was given up, with everything in it. It starts anew by itself and wants weights then."""
 
 
 class Evicted(Retryable):

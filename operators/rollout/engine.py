@@ -9,6 +9,9 @@ An engine never sees the log, and the rollout operator never sees an engine's ow
   token-identical; a sampled one draws with seed f(request.seed, tokens so far), so it is reproducible.
 * ``load`` may be called between polls with requests running: later tokens carry the new version, the KV cache of
   running requests is recomputed. The rollout operator decides when (``pinned``: only with nothing running).
+* An engine in a process of its own can be lost: the call that notices it raises EngineLost, once. Everything in it is
+  gone, what was polled before stands. ``version`` is -1 and ``ready`` False until it has started anew, which it does by
+  itself, with back-off, while it is polled.
 """
 
 from __future__ import annotations
@@ -88,6 +91,10 @@ class Engine(Protocol):
     def limits(self) -> EngineLimits:
         """Fixed after start."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether it takes weights and requests. False while it starts anew."""
+
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest when it can never be served (naming the limit)."""
 
@@ -102,6 +109,12 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Counts as of now."""
+
+    def restart(self, why: str) -> None:
+        """Give up everything in it and start anew without weights: raises EngineLost.
+
+        One that lives in the caller's process cannot: it raises Unavailable, so that the process starts anew.
+        """
 
     def decode(self, ids: tuple[int, ...]) -> str:
         """Text of response tokens, without special tokens."""

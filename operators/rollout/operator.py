@@ -37,9 +37,7 @@ from laminar.operators.rollout.config import RolloutConfig
 from laminar.operators.rollout.engine import Engine
 from laminar.operators.rollout.heartbeat import Heartbeat
 from laminar.operators.rollout.ledger import Owned
-from laminar.operators.rollout.loader import Loader
-from laminar.operators.rollout.round import Holding, takes_groups, version_to_load
-from laminar.operators.rollout.version import Versions
+from laminar.operators.rollout.updates import Updates
 from laminar.operators.rollout.work import Work
 from laminar.operators.weights import WeightSource
 from laminar.schemas import records as r
@@ -76,7 +74,6 @@ class Rollout:
         self.incarnation = int(context.clock() * 1000)
         """Of this process: larger = younger."""
         self._commands = Commands(context.log, context.codec, context.instance)
-        self._versions = Versions(context.log, context.codec)
         self._producer = context.log.producer(context.transactional_id)
         self._admission = Admission(context, self._producer, max_in_flight=self._max_in_flight)
         self._work = Work(
@@ -86,12 +83,14 @@ class Rollout:
             operator=context.name,
             member_attempts=config.member_attempts,
         )
-        self._loader = Loader(
-            engine,
-            weights,
+        self._updates = Updates(
+            config,
+            engine=engine,
+            work=self._work,
+            weights=weights,
+            log=context.log,
+            codec=context.codec,
             clock=context.clock,
-            backoff_s=config.load_backoff_s,
-            backoff_max_s=config.load_backoff_max_s,
         )
         self._heartbeat = Heartbeat(
             context.instance, engine.limits, period_s=config.heartbeat_s, lease_s=config.lease_s
@@ -118,7 +117,7 @@ class Rollout:
         if now >= self._next_poll:
             self._next_poll = now + self._config.poll_s
             worked = self._obey(now)
-            worked = self._versions.poll() or worked
+            worked = self._updates.poll() or worked
             worked = self._load(now) or worked
             worked = self._take(now) or worked
             ledger = self._work.ledger
@@ -141,7 +140,7 @@ class Rollout:
         """See Operator.close."""
         self._admission.close()
         self._commands.close()
-        self._versions.close()
+        self._updates.close()
         self._producer.close()
         self._engine.close()
         self._close_weights()
@@ -169,40 +168,19 @@ class Rollout:
             self._heartbeat.hurry()
         return bool(commands)
 
-    def _holding(self) -> Holding:
-        newest = self._versions.newest
-        return Holding(
-            version=self._engine.version,
-            newest=newest.version if newest is not None else -1,
-            sampling=self._work.ledger.sampling,
-            parked=self._work.ledger.parked_versions,
-        )
-
     def _load(self, now: float) -> bool:
-        holding = self._holding()
-        wanted = version_to_load(holding)
-        if wanted is None or not self._loader.is_due(wanted, now):
+        plan = self._updates.plan(now)
+        if plan is None:
             return False
-        manifest = self._versions.get(wanted)
-        is_old = wanted < holding.newest
-        if manifest is None:
-            if is_old:
-                self._work.hand_back_parked(wanted, now)
-            return is_old
         self._loading = True
         self._heartbeat.hurry()
         self._flush(now, force=True)
         self._loading = False
-        timeout_s = self._config.old_version_timeout_s if is_old else self._config.load_timeout_s
         began = self._context.clock()
-        loaded = self._loader.load(manifest, now, timeout_s=timeout_s)
+        loaded = self._updates.load(plan, now)
         ended = self._context.clock()
         self._heartbeat.took(ended - began, ended)
-        if loaded:
-            self._work.begin_parked(now)
-        elif is_old and self._loader.failures >= self._config.old_version_attempts:
-            self._work.hand_back_parked(wanted, now)
-        elif not is_old and self._loader.failing_s(now) > self._config.lease_s:
+        if not loaded and not plan.is_old and self._updates.starving(now):
             self._admission.close()  # no weights, so no groups: others shall have its prompts
         self._heartbeat.hurry()
         return True
@@ -211,7 +189,7 @@ class Rollout:
         known = self._heartbeat.last is not None
         may_take = known and not self._draining and self._work.outbox.n_bytes < _MAX_OUTBOX_BYTES
         taken: list[Owned] = []
-        if may_take and takes_groups(self._holding(), top_up_lag=self._config.top_up_lag):
+        if may_take and self._updates.takes_groups():
             taken = self._admission.take(
                 now,
                 in_flight=len(self._work.ledger),

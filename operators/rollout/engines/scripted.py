@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
+from laminar.operators.rollout.engines.in_process import InProcess
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable, WeightsMismatch
 from laminar.schemas.records import FinishReason
@@ -188,7 +189,7 @@ def _length(request: EngineRequest, answer: Answer, room: int) -> tuple[int, Fin
     return (n, "stop") if n <= most else (most, "length")
 
 
-class ScriptedEngine:
+class ScriptedEngine(InProcess):
     """See the module's docstring.
 
     ``version_ids``: each sampled token's id is the policy version that sampled it, whatever the answer says (C4).

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
+from laminar.operators.rollout.engines.in_process import InProcess
 from laminar.operators.rollout.engines.torch_batch import Batch, Row
 from laminar.operators.rollout.engines.torch_cache import RowCache
 from laminar.operators.rollout.engines.torch_limits import check_request, engine_limits
@@ -44,7 +45,7 @@ _PREFILL_TOKENS = 16384
 """Most tokens that one forward over prompts reads, unless a single prompt is longer."""
 
 
-class TorchEngine:
+class TorchEngine(InProcess):
     """See the module's docstring.
 
     ``dtype``: float32, bfloat16 or float16. ``device``: auto, cpu, cuda, cuda:N. ``max_model_len``: prompt and response

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
+from laminar.operators.rollout.engines.in_process import InProcess
 from laminar.operators.rollout.engines.torch_limits import check_request
 from laminar.operators.rollout.engines.vllm_names import environment
 from laminar.operators.rollout.engines.vllm_row import Row, seed_of
@@ -46,7 +47,7 @@ _LEAST_S = 0.015
 logger = logging.getLogger(__name__)
 
 
-class VllmEngine:
+class VllmEngine(InProcess):
     """See the module's docstring.
 
     ``args``: vLLM's engine arguments under its own names. ``env``: environment variables beside those that it needs.
