@@ -25,6 +25,10 @@ class TensorView:
     shape: tuple[int, ...]
     data: memoryview
     """Row-major, little-endian. ``torch.frombuffer`` maps it without a copy."""
+    path: str = ""
+    """A file that this user's other processes on this machine can map while the context is open; empty: none."""
+    offset: int = 0
+    """Where the bytes begin in that file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,10 +113,19 @@ def _check_entry(where: str, total: int, entry: TensorEntry) -> None:
         )
 
 
-def tensor_views(manifest: VersionManifest, data: memoryview) -> dict[str, TensorView]:
-    """The tensors of the table as slices of ``data``, without a copy. Tied names are the reader's to resolve."""
+def tensor_views(manifest: VersionManifest, data: memoryview, path: str = "") -> dict[str, TensorView]:
+    """The tensors of the table as slices of ``data``, without a copy. Tied names are the reader's to resolve.
+
+    ``path``: a file with the same bytes from its beginning, for other processes.
+    """
     return {
-        e.name: TensorView(dtype=e.dtype, shape=e.shape, data=data[e.offset : e.offset + e.size])
+        e.name: TensorView(
+            dtype=e.dtype,
+            shape=e.shape,
+            data=data[e.offset : e.offset + e.size],
+            path=path,
+            offset=e.offset if path else 0,
+        )
         for e in manifest.tensors
     }
 

@@ -1,7 +1,8 @@
 """The rollout's side of the relay: the verified tensors of a version, mapped or pulled.
 
 A sealed slot on this machine is mapped without a copy, under a lease, and even while its relay is down: the files are
-the truth. Elsewhere the version is pulled over HTTP into anonymous memory. Tensors are copy-on-write: nothing that a
+the truth. Elsewhere the version is pulled over HTTP into memory that has no name on any disk. While the context is
+open, other processes of this user can map the same bytes by the path that each tensor carries. Tensors are copy-on-write: nothing that a
 reader does to them can reach the slot. They stay valid as long as something refers to them; the slot is not written
 anew before the last such reference is gone.
 
@@ -13,6 +14,7 @@ anew before the last such reference is gone.
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -75,14 +77,16 @@ class RelaySource:
         if manifest.state != "committed":
             raise WeightsMismatch(f"{label(manifest)} is {manifest.state}: only committed versions are applied")
         check(manifest)
-        mapped = self._local(manifest, deadline) if self._map_local else None
-        if mapped is None:
-            mapped = self._pulled(manifest, deadline)
+        held = self._local(manifest, deadline) if self._map_local else None
+        if held is None:
+            held = self._pulled(manifest, deadline)
+        fd, mapped = held
         data = memoryview(mapped)
-        views = tensor_views(manifest, data)
+        views = tensor_views(manifest, data, f"/proc/{os.getpid()}/fd/{fd}")
         try:
             yield views
         finally:
+            os.close(fd)
             for view in views.values():
                 with suppress(BufferError):  # the reader still uses it: it keeps the mapping, and so the lease
                     view.data.release()
@@ -94,8 +98,8 @@ class RelaySource:
         """Release the log reader."""
         self._directory.close()
 
-    def _local(self, manifest: VersionManifest, deadline: Deadline) -> mmap.mmap | None:
-        """The version's slot on this machine, mapped; None: it is not here and will not be soon."""
+    def _local(self, manifest: VersionManifest, deadline: Deadline) -> tuple[int, mmap.mmap] | None:
+        """The version's slot on this machine, open and mapped; None: it is not here and will not be soon."""
         patience = time.monotonic() + min(self._patience_s, deadline.remaining())
         next_refresh = 0.0
         here: list[RelayStatus] = []
@@ -112,7 +116,8 @@ class RelaySource:
                     held = _lease_of(slot, manifest)
                     if held is not None:
                         with held:
-                            return held.map(manifest.total_bytes)
+                            mapped = held.map(manifest.total_bytes)
+                            return os.dup(held.fd), mapped
             may_come = not known or any(self._may_come(manifest, s) for s in here)
             if not may_come or time.monotonic() >= patience:
                 return None
@@ -124,8 +129,17 @@ class RelaySource:
             return False
         return all((v.epoch, v.version) <= (manifest.epoch, manifest.version) for v in status.versions)
 
-    def _pulled(self, manifest: VersionManifest, deadline: Deadline) -> mmap.mmap:
-        memory = mmap.mmap(-1, manifest.total_bytes)
+    def _pulled(self, manifest: VersionManifest, deadline: Deadline) -> tuple[int, mmap.mmap]:
+        fd = os.memfd_create(f"laminar-version-{manifest.version}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, manifest.total_bytes)
+            return fd, self._pull_into(fd, manifest, deadline)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _pull_into(self, fd: int, manifest: VersionManifest, deadline: Deadline) -> mmap.mmap:
+        memory = mmap.mmap(fd, manifest.total_bytes)
         data = memoryview(memory)
         try:
             Pull(

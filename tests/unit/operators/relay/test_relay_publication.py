@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,23 @@ def limit(seconds: float = 20.0) -> Deadline:
 
 def expected(version: int, n: int = 4) -> dict[str, set[float]]:
     return {name: {float(a[0])} for name, a in arrays(version, n=n).items()}
+
+
+@pytest.mark.parametrize("map_local", [True, False])
+def test_another_process_maps_the_same_bytes_by_the_path_of_each_tensor(run: RelayRun, map_local: bool) -> None:
+    run.relay()
+    manifest = run.publish(run.publisher(), 3)
+    code = (
+        "import mmap, sys\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "at, size = int(sys.argv[2]), int(sys.argv[3])\n"
+        "sys.stdout.buffer.write(data[at : at + size])\n"
+    )
+    with run.source(map_local=map_local).open(manifest, limit()) as tensors:
+        for view in list(tensors.values())[-2:]:
+            asked = [sys.executable, "-c", code, view.path, str(view.offset), str(view.data.nbytes)]
+            assert subprocess.run(asked, capture_output=True, check=True).stdout == bytes(view.data)
 
 
 def test_what_was_published_is_what_a_rollout_maps(run: RelayRun) -> None:
