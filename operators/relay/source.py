@@ -2,9 +2,10 @@
 
 A sealed slot on this machine is mapped without a copy, under a lease, and even while its relay is down: the files are
 the truth. Elsewhere the version is pulled over HTTP into memory that has no name on any disk. While the context is
-open, other processes of this user can map the same bytes by the path that each tensor carries. Tensors are copy-on-write: nothing that a
-reader does to them can reach the slot. They stay valid as long as something refers to them; the slot is not written
-anew before the last such reference is gone.
+open, other processes of this user can map the same bytes by the path that each tensor carries.
+
+Tensors are copy-on-write: nothing that a reader does to them can reach the slot. They stay valid as long as something
+refers to them; the slot is not written anew before the last such reference is gone.
 
 >>> source = RelaySource.from_context(context)                                # doctest: +SKIP
 >>> with source.open(manifest, Deadline.after(60, "load version 7")) as tensors:
