@@ -173,10 +173,10 @@ class Child:
                 return
 
     def last_words(self) -> str:
-        """The newest error in the process's log, or its last line."""
+        """The newest error that the process wrote into its log, or its last line."""
         try:
             with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - _READ_BYTES))
+                log.seek(max(self._log_from, self.log_path.stat().st_size - _READ_BYTES))
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
@@ -198,5 +198,5 @@ class Child:
             return "runs"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        words = self.last_words() if code else ""
+        words = (self.last_words() or f"{self.log_path} has no word of it (is the disk full?)") if code else ""
         return f"exited with code {code}" + (f": {words}" if words else "")

@@ -25,7 +25,8 @@ from laminar.operators.relay.token import ENVIRONMENT as RELAY_TOKEN
 from laminar.pipeline.config.explaining import secret_environment
 from laminar.pipeline.config.loading import load_config
 from laminar.pipeline.config.models import RunConfig
-from laminar.pipeline.exit_code import FINISHED, exit_code_of
+from laminar.pipeline.exit_code import DO_NOT_RETRY, FINISHED, RETRYABLE, exit_code_of
+from laminar.pipeline.full_disk import full_disk
 from laminar.pipeline.json_log import LogLabels, set_up
 from laminar.pipeline.runner import run_operator
 from laminar.schemas.errors import ConfigError, LaminarError
@@ -95,7 +96,12 @@ def run_instance(
     except LaminarError as error:
         for line in str(error).splitlines():
             logger.error("%s: %s", type(error).__name__, line)
-        return exit_code_of(error)
+        code = exit_code_of(error)
+        full = full_disk(error, [config_path.parent]) if code in DO_NOT_RETRY else None
+        if full is not None:
+            logger.error("Unavailable: %s; %s", full, " ".join(str(error).split()))
+            return RETRYABLE
+        return code
     logger.info("done: %s", reason)
     gc.freeze()  # everything is closed: spare the interpreter's last collection, seconds with torch in it
     return FINISHED
