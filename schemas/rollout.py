@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from laminar.schemas.trajectory import MoveReason, Snapshot
+from laminar.schemas.trajectory import MoveReason, Snapshot, UpdateMode
 
 __all__ = ["AdoptCommand", "DrainCommand", "InFlight", "ReleaseCommand", "RolloutState", "RolloutStatus"]
 
@@ -46,6 +46,8 @@ class RolloutStatus:
     at_ms: int
     lease_s: float = 0.0
     """Silent for at most so long, it keeps what it has in hand: nobody may take that from it before. 0: not said."""
+    updates: UpdateMode = "pinned"
+    """How it takes new weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,15 @@ __all__ = [
     "TrajectoryMoved",
     "TrajectoryStarted",
     "TrajectoryTokens",
+    "UpdateMode",
 ]
 
 FinishReason = Literal["stop", "length"]
 """``stop``: an end token or stop string was sampled; ``length``: max_tokens or the model's limit was reached."""
 MoveReason = Literal["repack", "dead", "handback", "drain"]
+UpdateMode = Literal["pinned", "in_flight"]
+"""How a rollout takes new weights. ``pinned``: with nothing in the engine, so a trajectory has one version;
+``in_flight``: as soon as they are there, so later tokens of a trajectory may have newer versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class TrajectoryStarted:
     version: int
     """Policy version the owner holds."""
     engine: str
+    updates: UpdateMode = "pinned"
+    """How its owner takes new weights."""
     seed: int
     at_ms: int
 
@@ -122,6 +128,8 @@ class CompletedTrajectory:
     engine: str
     logprobs_mode: Literal["raw", "processed"] = "processed"
     """``processed``: logprobs are of the distribution after temperature and truncation; ``raw``: before."""
+    updates: UpdateMode = "pinned"
+    """How the rollout that finished it takes new weights: ``pinned``, and it has one version."""
     seed: int
     version_min: int
     """Oldest policy version among the sampled tokens."""
@@ -158,6 +166,6 @@ class Snapshot:
     response: Tokens
     """What was sampled so far."""
     version: int
-    """The policy version the trajectory is pinned to."""
+    """The policy version of its last token: no older one may go on with it, and where versions are pinned no other."""
     seed: int
     timings: Timings

@@ -5,11 +5,13 @@ import math
 import pickle
 import random
 import typing
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fastavro import schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from laminar.schemas import records as r
@@ -146,15 +148,32 @@ def test_only_records_of_a_topic_can_be_encoded(codec: Codec) -> None:
         codec.encode(typing.cast("r.Record", EMPTY))
 
 
+def _written_by(name: str, record: r.Record) -> bytes:
+    """The record in the frame of an older schema, which has fewer fields."""
+    old = PACKAGED._load(name)
+    body = BytesIO()
+    schemaless_writer(body, old.parsed, asdict(record))
+    return b"\xc3\x01" + old.fingerprint + body.getvalue()
+
+
 def test_s19_an_old_version_decodes_to_the_current_record(codec: Codec) -> None:
     record = sample.scored(components={"format": 1.0})
-    old = PACKAGED._load("laminar.v1.ScoredTrajectory")
-    current = codec.encode(record)
-    assert current[-1:] == b"\x00"  # the empty meta is the last field, and v1 ends before it
-    decoded = codec.decode(current[:2] + old.fingerprint + current[10:-1])
+    decoded = codec.decode(_written_by("laminar.v1.ScoredTrajectory", record))
     assert decoded == record
     assert isinstance(decoded, r.ScoredTrajectory)
     assert decoded.meta == {}
+
+
+@pytest.mark.parametrize("name", ["v2.ScoredTrajectory", "v1.CompletedTrajectory", "v1.TrajectoryStarted"])
+def test_s19_a_trajectory_of_the_release_before_had_its_versions_pinned(codec: Codec, name: str) -> None:
+    completed = sample.completed(version=3, updates="in_flight", meta={"tool": "none"})
+    now, then = {
+        "ScoredTrajectory": (sample.scored(completed), sample.scored(replace(completed, updates="pinned"))),
+        "CompletedTrajectory": (completed, replace(completed, updates="pinned")),
+        "TrajectoryStarted": (sample.started(updates="in_flight"), sample.started()),
+    }[name[3:]]
+    assert codec.decode(codec.encode(now)) == now
+    assert codec.decode(_written_by(f"laminar.{name}", now)) == then
 
 
 def test_s19_a_heartbeat_of_the_release_before_has_no_lease(codec: Codec) -> None:
@@ -173,11 +192,12 @@ def test_s19_a_heartbeat_of_the_release_before_has_no_lease(codec: Codec) -> Non
         in_flight=(r.InFlight(trajectory_id="d/0/0/0", attempt=1, n_tokens=20),),
         at_ms=9,
         lease_s=30.0,
+        updates="in_flight",
     )
-    current = codec.encode(record)
-    assert codec.decode(current) == record
-    old = PACKAGED._load("laminar.v1.RolloutStatus")
-    assert codec.decode(current[:2] + old.fingerprint + current[10:-8]) == replace(record, lease_s=0.0)
+    assert codec.decode(codec.encode(record)) == record
+    before = replace(record, updates="pinned")
+    assert codec.decode(_written_by("laminar.v2.RolloutStatus", record)) == before
+    assert codec.decode(_written_by("laminar.v1.RolloutStatus", record)) == replace(before, lease_s=0.0)
 
 
 def test_s19_a_record_of_a_newer_schema_is_resolved_once_its_schema_is_known(tmp_path: Path) -> None:
