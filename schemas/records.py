@@ -36,8 +36,9 @@ from laminar.schemas.trajectory import (
     TrajectoryMoved,
     TrajectoryStarted,
     TrajectoryTokens,
+    UpdateMode,
 )
-from laminar.schemas.weight import HeldVersion, RelayStatus, TensorEntry, VersionManifest, VersionState
+from laminar.schemas.weight import HeldVersion, Probe, RelayStatus, TensorEntry, VersionManifest, VersionState
 
 __all__ = [
     "AdoptCommand",
@@ -55,6 +56,7 @@ __all__ = [
     "InFlight",
     "MoveReason",
     "OffsetsSkipped",
+    "Probe",
     "Prompt",
     "Purpose",
     "Record",
@@ -75,6 +77,7 @@ __all__ = [
     "TrajectoryMoved",
     "TrajectoryStarted",
     "TrajectoryTokens",
+    "UpdateMode",
     "VersionManifest",
     "VersionState",
     "group_id_of",

@@ -145,6 +145,36 @@ def _manifest(record: r.VersionManifest, where: str) -> None:
             f"{where}.tensors: {tensor.name} at {tensor.offset} + {tensor.size}, outside {record.total_bytes} bytes",
         )
 
+    for index, probe in enumerate(record.probes):
+        _probe(probe, f"{where}.probes[{index}]")
+
+
+def _probe(probe: r.Probe, where: str) -> None:
+    _at_least(1, probe.top_k, f"{where}.top_k")
+    n_prefixes = len(probe.lengths) // 4
+    n_next = n_prefixes * probe.top_k
+    for name, wanted in (("tokens", None), ("lengths", n_prefixes), ("ids", n_next), ("logprobs", n_next)):
+        n_bytes = len(getattr(probe, name))
+        _require(
+            n_bytes == 4 * (n_bytes // 4 if wanted is None else wanted),
+            f"{where}.{name}: {n_bytes} bytes, but "
+            + ("4 per token" if wanted is None else f"{n_prefixes} prefixes and top_k={probe.top_k}")
+            + " are needed",
+        )
+    if not n_prefixes:
+        return
+    lengths = probe.lengths_P
+    _at_least(1, int(lengths.min()), f"{where}.lengths")
+    longest, n_tokens = int(lengths.max()), len(probe.tokens) // 4
+    _require(longest <= n_tokens, f"{where}.lengths: {longest} is above the {n_tokens} tokens of the sequence")
+    _at_least(0, int(probe.tokens_L.min()), f"{where}.tokens")
+    _at_least(0, int(probe.ids_PK.min()), f"{where}.ids")
+    logprobs = probe.logprobs_PK
+    _require(
+        bool(np.isfinite(logprobs).all() and (logprobs <= 0).all()),
+        f"{where}.logprobs: not all are finite and at most 0",
+    )
+
 
 def _adopt(record: r.AdoptCommand, where: str) -> None:
     snapshot = record.snapshot

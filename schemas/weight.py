@@ -1,4 +1,4 @@
-"""Policy versions: manifests, and the relays that hold them."""
+"""Policy versions: manifests, what the trainer says of them, and the relays that hold them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["HeldVersion", "RelayStatus", "TensorEntry", "VersionManifest", "VersionState"]
+import numpy as np
+from numpy.typing import NDArray
+
+from laminar.schemas.tokens import ids_view
+
+__all__ = ["HeldVersion", "Probe", "RelayStatus", "TensorEntry", "VersionManifest", "VersionState"]
 
 VersionState = Literal["prepared", "committed"]
 
@@ -22,6 +27,47 @@ class TensorEntry:
     offset: int
     size: int
     """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A fixed sequence of tokens, and what the trainer's forward pass says may follow some of its prefixes.
+
+    L tokens, P prefixes, K next tokens for each of them; buffers are little-endian.
+    """
+
+    tokens: bytes
+    """The sequence: L token ids, int32."""
+    lengths: bytes
+    """The prefixes: P numbers of tokens, int32, each within 1 .. L."""
+    top_k: int
+    """K."""
+    ids: bytes
+    """P * K token ids, int32: for each prefix the likeliest next tokens, likeliest first."""
+    logprobs: bytes
+    """Their P * K natural-log probabilities at temperature 1 without truncation, float32."""
+    dtype: str
+    """Of the trainer's forward pass: float32, bfloat16."""
+
+    @property
+    def tokens_L(self) -> NDArray[np.int32]:
+        """Read-only view, shape (L,)."""
+        return ids_view(self.tokens)
+
+    @property
+    def lengths_P(self) -> NDArray[np.int32]:
+        """Read-only view, shape (P,)."""
+        return ids_view(self.lengths)
+
+    @property
+    def ids_PK(self) -> NDArray[np.int32]:
+        """Read-only view, shape (P, K)."""
+        return ids_view(self.ids).reshape(-1, self.top_k)
+
+    @property
+    def logprobs_PK(self) -> NDArray[np.float32]:
+        """Read-only view, shape (P, K)."""
+        return np.frombuffer(self.logprobs, dtype="<f4").reshape(-1, self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +99,8 @@ class VersionManifest:
     relay_boot: str
     at_ms: int
     meta: Mapping[str, str] = field(default_factory=dict)
+    probes: tuple[Probe, ...] = ()
+    """What the trainer's own forward pass gives under these weights; empty: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

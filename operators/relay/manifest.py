@@ -131,8 +131,11 @@ def tensor_views(manifest: VersionManifest, data: memoryview, path: str = "") ->
 
 
 def to_json(manifest: VersionManifest) -> dict[str, Any]:
-    """Plain values for ``json.dumps``."""
-    plain = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)}
+    """Plain values for ``json.dumps``: what belongs to the bytes.
+
+    Without the probes. They are for who samples, and come with the log; a relay of another release takes the rest.
+    """
+    plain = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest) if f.name != "probes"}
     plain["chunk_digests"] = manifest.chunk_digests.hex()
     plain["tensors"] = [[e.name, e.dtype, list(e.shape), e.offset, e.size] for e in manifest.tensors]
     plain["tied"] = dict(manifest.tied)
@@ -141,7 +144,7 @@ def to_json(manifest: VersionManifest) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> VersionManifest:
-    """Inverse of to_json. Raises WeightsMismatch when it is not a manifest."""
+    """Inverse of to_json, without probes. Raises WeightsMismatch when it is not a manifest."""
     try:
         fields = dict(plain)
         fields["chunk_digests"] = bytes.fromhex(fields["chunk_digests"])

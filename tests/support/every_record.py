@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from laminar.schemas import records as r
+from laminar.schemas.tokens import ids_buffer
 from tests.support import sample
 
 __all__ = ["every_record"]
@@ -21,14 +24,18 @@ def every_record() -> list[r.Record]:
         seed=11,
         timings=r.Timings(admitted_ms=1, started_ms=2, first_token_ms=3, ended_ms=4, moves=1),
     )
-    completed = sample.completed(prompt, version=3, logprobs_mode="raw", meta={"tool": "none"})
+    completed = sample.completed(prompt, version=3, logprobs_mode="raw", updates="in_flight", meta={"tool": "none"})
     header = r.Header(key="traceparent", value=b"\x00\xff")
     tensor = r.TensorEntry(name="w", dtype="BF16", shape=(2, 3), offset=0, size=12)
+    probe = r.Probe(
+        tokens=ids_buffer([5, 6, 7]), lengths=ids_buffer([2]), top_k=2, ids=ids_buffer([9, 4]),
+        logprobs=np.asarray([-0.5, -1.25], "<f4").tobytes(), dtype="float32",
+    )  # fmt: skip
     held = r.HeldVersion(version=3, epoch=1, chunks_verified=1, n_chunks=2)
     dropped = r.Dropped(trajectory_id=member, reason="stale")
     return [
         prompt,
-        sample.started(prompt, version=3),
+        sample.started(prompt, version=3, updates="in_flight"),
         r.TrajectoryTokens(trajectory_id=member, attempt=0, start=0, tokens=sample.tokens(3, version=3), at_ms=9),
         r.TrajectoryMoved(
             trajectory_id=member, attempt=1, reason="repack", from_rollout="rollout-0", to_rollout="rollout-1",
@@ -41,12 +48,13 @@ def every_record() -> list[r.Record]:
         r.VersionManifest(
             run_id="run", epoch=1, version=3, parent=2, step=3, state="committed", tensors=(tensor,), total_bytes=12,
             chunk_bytes=8, chunk_digests=b"\x01" * 16, root_digest="ab", tied={"lm_head": "w"}, relay_id="relay-0",
-            relay_url="http://127.0.0.1:1", relay_boot="b", at_ms=9, meta={"note": "x"},
+            relay_url="http://127.0.0.1:1", relay_boot="b", at_ms=9, meta={"note": "x"}, probes=(probe,),
         ),
         r.RolloutStatus(
             rollout_id="rollout-0", incarnation=5, state="sampling", version=3, kv_used=20, kv_total=100, running=1,
             waiting=2, preempted=3, max_running=8, tokens_per_s=2.5,
             in_flight=(r.InFlight(trajectory_id=member, attempt=1, n_tokens=20),), at_ms=9, lease_s=30.0,
+            updates="in_flight",
         ),
         r.ReleaseCommand(
             rollout_id="rollout-0", incarnation=5, trajectory_ids=(member,), to_rollout="rollout-1", to_incarnation=6,

@@ -41,6 +41,24 @@ def tokens(draw: st.DrawFn, version_min: int = 0, version_max: int = 2**31 - 1) 
     )
 
 
+@st.composite
+def probes(draw: st.DrawFn) -> r.Probe:
+    n_tokens, n_prefixes, top_k = draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(1, 4))
+
+    def values(of: st.SearchStrategy[Any], n: int) -> list[Any]:
+        return draw(st.lists(of, min_size=n, max_size=n))
+
+    logprobs = values(st.floats(-(2.0**100), 0.0, width=32, allow_subnormal=False), n_prefixes * top_k)
+    return r.Probe(
+        tokens=ids_buffer(values(st.integers(0, 2**31 - 1), n_tokens)),
+        lengths=ids_buffer(values(st.integers(1, n_tokens), n_prefixes)),
+        top_k=top_k,
+        ids=ids_buffer(values(st.integers(0, 2**31 - 1), n_prefixes * top_k)),
+        logprobs=np.asarray(logprobs, "<f4").tobytes(),
+        dtype=draw(TEXT),
+    )
+
+
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in SPECIAL:
@@ -58,6 +76,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
 
 SPECIAL: dict[Any, st.SearchStrategy[Any]] = {str: TEXT, bytes: st.binary(max_size=12), int: LONG, float: FINITE}
 SPECIAL[Tokens] = tokens()
+SPECIAL[r.Probe] = probes()
 
 
 @st.composite

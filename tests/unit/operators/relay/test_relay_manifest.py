@@ -6,7 +6,7 @@ import pytest
 
 from laminar.operators.relay import manifest as m
 from laminar.schemas.errors import WeightsMismatch
-from laminar.schemas.records import TensorEntry, VersionManifest
+from laminar.schemas.records import Probe, TensorEntry, VersionManifest
 
 
 def made(**changes: Any) -> VersionManifest:
@@ -50,6 +50,13 @@ def test_the_last_chunk_is_shorter() -> None:
 def test_json_brings_the_manifest_back() -> None:
     manifest = made(meta={"k": "v"})
     assert m.from_json(m.to_json(manifest)) == manifest
+
+
+def test_json_has_no_probes_so_relays_of_both_releases_take_it() -> None:
+    probe = Probe(tokens=b"", lengths=b"", top_k=1, ids=b"", logprobs=b"", dtype="float32")
+    plain = m.to_json(made(probes=(probe,)))
+    assert plain == m.to_json(made())
+    assert "probes" not in plain
 
 
 @pytest.mark.parametrize(
