@@ -11,6 +11,7 @@ from typing import Protocol
 
 from laminar.operators.trainer.selection import Batch
 from laminar.operators.weights import NamedTensor
+from laminar.schemas.records import Probe
 
 __all__ = ["Learner"]
 
@@ -42,6 +43,9 @@ class Learner(Protocol):
 
     def tensors(self) -> Iterable[NamedTensor]:
         """The weights to publish, each of them once, in a fixed order."""
+
+    def probes(self) -> tuple[Probe, ...]:
+        """What the weights to publish say of a few fixed tokens, for the rollouts' self-check; () says nothing."""
 
     @property
     def tied(self) -> Mapping[str, str]:

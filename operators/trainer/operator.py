@@ -232,6 +232,7 @@ class Trainer:
             # The record precedes its own checkpoint and publication: these are of the step before.
             "checkpoint_s": self._checkpoint_s,
             "publish_s": self._publication.last_s,
+            "probes_s": self._publication.probes_s,
             "publish_failures": float(self._publication.failures),
         }
         record = training_step(

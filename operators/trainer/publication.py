@@ -42,6 +42,8 @@ class Publication:
         """Attempts that failed since the process began: the alarm metric ``publish_failures``."""
         self.last_s = 0.0
         """Time that the newest attempt took."""
+        self.probes_s = 0.0
+        """The part of it in which the learner was asked for its probes."""
 
     def request(self, *, epoch: int, version: int, parent: int, step: int) -> None:
         """Publish the learner's weights, as they are when ``attempt`` is called, as this version."""
@@ -61,6 +63,8 @@ class Publication:
         deadline = Deadline.after(
             self._config.publish_timeout_s, f"trainer publishes version {wanted.version}", self._context.clock
         )
+        probes = self._learner.probes()
+        self.probes_s = self._context.stopwatch() - began
         try:
             publish(
                 self._learner,
@@ -71,6 +75,7 @@ class Publication:
                 parent=wanted.parent,
                 step=wanted.step,
                 deadline=deadline,
+                probes=probes,
             )
         except Retryable as error:
             self.failures += 1

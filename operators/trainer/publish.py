@@ -6,13 +6,14 @@ that sees a committed manifest can rely on bytes that never change; one that see
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from laminar.operators.trainer.learner import Learner
 from laminar.operators.weights import NamedTensor, WeightPublisher
-from laminar.schemas.records import VersionManifest
+from laminar.schemas.records import Probe, VersionManifest
 from laminar.streams.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ def publish(
     parent: int,
     step: int,
     deadline: Deadline,
+    probes: tuple[Probe, ...] = (),
 ) -> VersionManifest:
     """Publish the learner's weights; return the committed manifest.
 
-    ``write`` puts a manifest on the log in a transaction of its own. Raises DeadlineExceeded or Unavailable when the
-    relay does not take the weights (nobody sees the version then), and what ``write`` raises.
+    ``probes`` are the learner's, of the same weights: they go with the manifest on the log. ``write`` puts a manifest
+    there in a transaction of its own. Raises DeadlineExceeded or Unavailable when the relay does not take the weights
+    (nobody sees the version then), and what ``write`` raises.
     """
     prepared = publisher.stage(
         learner.tensors(),
@@ -46,6 +49,7 @@ def publish(
         step=step,
         deadline=deadline,
     )
+    prepared = dataclasses.replace(prepared, probes=probes)
     write(prepared)
     committed = publisher.seal(prepared, deadline)
     write(committed)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from laminar.operators.trainer.selection import Batch
 from laminar.operators.weights import NamedTensor
+from laminar.schemas.records import Probe
 
 __all__ = ["ListLearner", "digest_of"]
 
@@ -66,3 +67,7 @@ class ListLearner:
         """The list's digest."""
         data = memoryview(digest_of(self.learnt).encode())
         yield NamedTensor(name="learnt", dtype="U8", shape=(len(data),), data=data)
+
+    def probes(self) -> tuple[Probe, ...]:
+        """It computes no logprobs."""
+        return ()

@@ -122,6 +122,9 @@ class CountingLearner:
         data = len(self.learnt).to_bytes(4, "little")
         yield NamedTensor(name="count", dtype="I32", shape=(1,), data=memoryview(data))
 
+    def probes(self) -> tuple[r.Probe, ...]:
+        return ()
+
 
 class Publisher:
     """A relay that holds what was staged; ``fail`` makes it refuse."""
