@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from laminar.operators.checkpoint_name import checkpoint_tensors, same_memory
 from laminar.operators.trainer.learner import Learner
 from laminar.operators.weights import NamedTensor, WeightPublisher
 from laminar.schemas.records import Probe, VersionManifest
@@ -57,12 +58,12 @@ def publish(
 
 
 def tied_names(model: Any) -> dict[str, str]:
-    """Names in the state dict that share memory with an earlier one: alias -> that name."""
+    """Names in the folder of tensors that share memory with an earlier one: alias -> that name."""
     first: dict[tuple[Any, ...], str] = {}
     tied: dict[str, str] = {}
-    for name, tensor in model.state_dict().items():
-        key = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape))
-        if tensor.numel() and key in first:
+    for name, tensor in checkpoint_tensors(model).items():
+        key = same_memory(tensor)
+        if key in first:
             tied[name] = first[key]
         else:
             first[key] = name
@@ -70,7 +71,7 @@ def tied_names(model: Any) -> dict[str, str]:
 
 
 def named_tensors(model: Any, dtype: torch.dtype, tied: Mapping[str, str]) -> Iterator[NamedTensor]:
-    """Every tensor of the state dict that is not tied, floating point ones in ``dtype``, on the host, row-major."""
+    """Every tensor that is not tied, by its name in the folder; floating point in ``dtype``, on the host, row-major."""
     import torch
 
     names = {
@@ -78,10 +79,10 @@ def named_tensors(model: Any, dtype: torch.dtype, tied: Mapping[str, str]) -> It
         torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
         torch.bool: "BOOL",
     }  # fmt: skip
-    for name, tensor in model.state_dict().items():
+    for name, tensor in checkpoint_tensors(model).items():
         if name in tied:
             continue
-        cast = tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+        cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
         flat = cast.to("cpu").contiguous().reshape(-1)
         data = memoryview(flat.view(torch.uint8).numpy())
         yield NamedTensor(name=name, dtype=names[cast.dtype], shape=tuple(tensor.shape), data=data)

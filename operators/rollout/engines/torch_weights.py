@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laminar.operators.checkpoint_name import checkpoint_tensors, same_memory
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import WeightsMismatch
 
@@ -31,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def load_weights(module: Any, weights: Mapping[str, TensorView]) -> None:
-    """Copy ``weights`` into ``module``; names are those of its ``state_dict``.
+    """Copy ``weights`` into ``module``; names are those of its folder.
 
     Of tensors that share memory (tied), one name is enough. Raises WeightsMismatch, with everything as it was: a
     missing or unknown name, another shape or dtype, bytes of another size.
@@ -43,15 +44,15 @@ def load_weights(module: Any, weights: Mapping[str, TensorView]) -> None:
 
 
 def _matched(module: Any, weights: Mapping[str, TensorView]) -> list[tuple[Tensor, TensorView]]:
-    targets: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    targets = checkpoint_tensors(module)
     unknown = weights.keys() - targets.keys()
     if unknown:
         raise WeightsMismatch(f"weights: {_some(unknown)} not in the model")
     pairs: list[tuple[Tensor, TensorView]] = []
     missing: list[str] = []
-    names_of: dict[int, list[str]] = {}
+    names_of: dict[tuple[Any, ...], list[str]] = {}
     for name, target in targets.items():
-        names_of.setdefault(id(target), []).append(name)
+        names_of.setdefault(same_memory(target), []).append(name)
     for names in names_of.values():
         given = [name for name in names if name in weights]
         if not given:
