@@ -73,3 +73,11 @@ class WeightSource(Protocol):
 
         Raises Unavailable (no relay has it, or it went away), WeightsMismatch (digests), DeadlineExceeded.
         """
+
+    def fetch(self, newest: VersionManifest) -> VersionManifest | None:
+        """Bring the newest version near, without waiting. Called again and again, until ``open`` is.
+
+        The version that ``open`` has at once: ``newest``, or an older one that was on its way when ``newest`` came (a
+        transfer that was begun is finished: where versions come faster than transfers end, none would arrive
+        otherwise). None: nothing yet. Raises what ``open`` raises when an attempt failed; the next call begins another.
+        """

@@ -4,6 +4,9 @@ A sealed slot on this machine is mapped without a copy, under a lease, and even 
 the truth. Elsewhere the version is pulled over HTTP into memory that has no name on any disk. While the context is
 open, other processes of this user can map the same bytes by the path that each tensor carries.
 
+``open`` waits for a version; ``fetch`` brings one near without waiting, for a reader that has other things to do: what
+no relay of this machine has, or will have soon, is pulled by a thread.
+
 Tensors are copy-on-write: nothing that a reader does to them can reach the slot. They stay valid as long as something
 refers to them; the slot is not written anew before the last such reference is gone.
 
@@ -22,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from laminar.operators.operator import Context
+from laminar.operators.relay.arrival import Arrival, Memory
 from laminar.operators.relay.chain import alive, candidates
 from laminar.operators.relay.directory import RelayDirectory
 from laminar.operators.relay.folder import is_here
@@ -54,8 +58,10 @@ class RelaySource:
         dead_after_s: float = 5.0,
         read_timeout_s: float = 10.0,
         stall_timeout_s: float = 5.0,
+        pull_patience_s: float = 30.0,
     ) -> None:
-        """``local_patience_s``: how long to wait for this machine's relay to have a version before pulling past it."""
+        """``local_patience_s``: how long to wait for this machine's relay to have a version before pulling past it;
+        ``pull_patience_s``: ``fetch`` gives up a pull that has got no chunk for so long."""
         self._context = context
         self.token = token
         self._zone = zone
@@ -64,8 +70,16 @@ class RelaySource:
         self._dead_after_ms = int(dead_after_s * 1000)
         self._read_timeout_s = read_timeout_s
         self._stall_timeout_s = stall_timeout_s
+        self._pull_patience_s = pull_patience_s
         self._directory = RelayDirectory(context)
         self._quarantine = Quarantine()
+        self._relays: Mapping[str, RelayStatus] = {}
+        self._next_refresh = 0.0
+        self._checked: tuple[int, int, str] | None = None
+        self._awaited: tuple[tuple[int, int, str], float] | None = None
+        """What is expected on this machine, and until when."""
+        self._arrival: Arrival | None = None
+        self._arrived: tuple[VersionManifest, Memory] | None = None
 
     @classmethod
     def from_context(cls, context: Context) -> RelaySource:
@@ -75,10 +89,10 @@ class RelaySource:
     @contextmanager
     def open(self, manifest: VersionManifest, deadline: Deadline) -> Iterator[Mapping[str, TensorView]]:
         """See WeightSource.open. The mapping has the manifest's table; tied names are in ``manifest.tied``."""
-        if manifest.state != "committed":
-            raise WeightsMismatch(f"{label(manifest)} is {manifest.state}: only committed versions are applied")
-        check(manifest)
-        held = self._local(manifest, deadline) if self._map_local else None
+        _check(manifest)
+        held = self._take_arrived(manifest)
+        if held is None and self._map_local:
+            held = self._local(manifest, deadline)
         if held is None:
             held = self._pulled(manifest, deadline)
         fd, mapped = held
@@ -95,9 +109,63 @@ class RelaySource:
                 data.release()
                 mapped.close()
 
+    def fetch(self, newest: VersionManifest) -> VersionManifest | None:
+        """See WeightSource.fetch."""
+        now = time.monotonic()
+        if self._checked != _names(newest):
+            _check(newest)
+            self._checked = _names(newest)
+        if now >= self._next_refresh:
+            self._relays = self._directory.refresh()
+            self._next_refresh = now + _DIRECTORY_S
+        if self._arrival is not None and self._arrival.done():
+            arrival, self._arrival = self._arrival, None
+            self._arrived = arrival.manifest, arrival.take()
+        here = [s for s in self._relays.values() if is_here(s)] if self._map_local else []
+        if any(True for s in here for _ in _slots(s, newest)):
+            return newest
+        if self._arrived is not None:
+            return self._arrived[0]
+        if self._arrival is None and not self._awaits(newest, here, now):
+            self._arrival = Arrival(
+                newest,
+                peers=lambda: self._candidates(newest),
+                token=self.token,
+                quarantine=self._quarantine,
+                patience_s=self._pull_patience_s,
+                read_timeout_s=self._read_timeout_s,
+                stall_timeout_s=self._stall_timeout_s,
+            )
+        return None
+
     def close(self) -> None:
-        """Release the log reader."""
+        """Release the log reader, and what is on its way."""
+        if self._arrival is not None:
+            self._arrival.abandon()
+            self._arrival = None
+        self._drop_arrived()
         self._directory.close()
+
+    def _awaits(self, manifest: VersionManifest, here: Sequence[RelayStatus], now: float) -> bool:
+        """Whether this machine's relay may still bring it."""
+        if not self._map_local or not (not self._relays or any(self._may_come(manifest, s) for s in here)):
+            return False
+        if self._awaited is None or self._awaited[0] != _names(manifest):
+            self._awaited = _names(manifest), now + self._patience_s
+        return now < self._awaited[1]
+
+    def _take_arrived(self, manifest: VersionManifest) -> tuple[int, mmap.mmap] | None:
+        """What ``fetch`` has pulled, if it is this version."""
+        if self._arrived is not None and _names(self._arrived[0]) == _names(manifest):
+            memory, self._arrived = self._arrived[1], None
+            return memory.fd, memory.mapped
+        self._drop_arrived()
+        return None
+
+    def _drop_arrived(self) -> None:
+        if self._arrived is not None:
+            self._arrived[1].close()
+            self._arrived = None
 
     def _local(self, manifest: VersionManifest, deadline: Deadline) -> tuple[int, mmap.mmap] | None:
         """The version's slot on this machine, open and mapped; None: it is not here and will not be soon."""
@@ -113,7 +181,7 @@ class RelaySource:
                 here = [s for s in relays.values() if is_here(s)]
                 next_refresh = now + _DIRECTORY_S
             for status in sorted(here, key=lambda s: s.relay_id != manifest.relay_id):
-                for slot in sealed(Path(status.shm_dir), manifest.epoch, manifest.version, manifest.root_digest):
+                for slot in _slots(status, manifest):
                     held = _lease_of(slot, manifest)
                     if held is not None:
                         with held:
@@ -131,40 +199,49 @@ class RelaySource:
         return all((v.epoch, v.version) <= (manifest.epoch, manifest.version) for v in status.versions)
 
     def _pulled(self, manifest: VersionManifest, deadline: Deadline) -> tuple[int, mmap.mmap]:
-        fd = os.memfd_create(f"laminar-version-{manifest.version}", os.MFD_CLOEXEC)
+        memory = Memory(manifest)
         try:
-            os.ftruncate(fd, manifest.total_bytes)
-            return fd, self._pull_into(fd, manifest, deadline)
+            with memoryview(memory.mapped) as data:
+                Pull(
+                    manifest=manifest,
+                    data=data,
+                    peers=lambda: self._peers(manifest),
+                    token=self.token,
+                    quarantine=self._quarantine,
+                    read_timeout_s=self._read_timeout_s,
+                    stall_timeout_s=self._stall_timeout_s,
+                ).run(deadline)
         except BaseException:
-            os.close(fd)
-            raise
-
-    def _pull_into(self, fd: int, manifest: VersionManifest, deadline: Deadline) -> mmap.mmap:
-        memory = mmap.mmap(fd, manifest.total_bytes)
-        data = memoryview(memory)
-        try:
-            Pull(
-                manifest=manifest,
-                data=data,
-                peers=lambda: self._peers(manifest),
-                token=self.token,
-                quarantine=self._quarantine,
-                read_timeout_s=self._read_timeout_s,
-                stall_timeout_s=self._stall_timeout_s,
-            ).run(deadline)
-        except BaseException:
-            data.release()
             memory.close()
             raise
-        data.release()
-        return memory
+        return memory.fd, memory.mapped
 
     def _peers(self, manifest: VersionManifest) -> Sequence[RelayStatus]:
-        living = alive(self._directory.refresh(), now_ms=self._now_ms(), dead_after_ms=self._dead_after_ms)
+        self._relays = self._directory.refresh()
+        return self._candidates(manifest)
+
+    def _candidates(self, manifest: VersionManifest) -> Sequence[RelayStatus]:
+        """Whom to ask, of the relays known; touches no log, so the thread of a pull may call it."""
+        living = alive(self._relays, now_ms=self._now_ms(), dead_after_ms=self._dead_after_ms)
         return candidates(manifest, living, me="", zone=self._zone)
 
     def _now_ms(self) -> int:
         return int(self._context.clock() * 1000)
+
+
+def _check(manifest: VersionManifest) -> None:
+    if manifest.state != "committed":
+        raise WeightsMismatch(f"{label(manifest)} is {manifest.state}: only committed versions are applied")
+    check(manifest)
+
+
+def _names(manifest: VersionManifest) -> tuple[int, int, str]:
+    return manifest.epoch, manifest.version, manifest.root_digest
+
+
+def _slots(status: RelayStatus, manifest: VersionManifest) -> Iterator[Slot]:
+    """The slots of this relay that hold the version."""
+    return sealed(Path(status.shm_dir), manifest.epoch, manifest.version, manifest.root_digest)
 
 
 def _lease_of(slot: Slot, manifest: VersionManifest) -> Lease | None:

@@ -50,8 +50,11 @@ class _Refused(Exception):
 class Admission:
     """See the module's docstring. ``now`` is Unix epoch seconds."""
 
-    def __init__(self, context: Context, producer: Producer, *, max_in_flight: int) -> None:
+    def __init__(
+        self, context: Context, producer: Producer, *, max_in_flight: int, updates: r.UpdateMode = "pinned"
+    ) -> None:
         self._context = context
+        self._updates = updates
         self._producer = producer
         self._max_in_flight = max_in_flight
         self._intake = self._join()
@@ -93,6 +96,7 @@ class Admission:
                 incarnation=incarnation,
                 version=version,
                 engine=engine,
+                updates=self._updates,
             )
             plan.records.append(outgoing(self._context.codec, record))
         return plan

@@ -11,7 +11,9 @@ POOL = 0
 """Incarnation of no process: what is moved to it waits in the partial pool until repack finds it an owner."""
 
 
-def started(owned: Owned, *, rollout_id: str, incarnation: int, version: int, engine: str) -> r.TrajectoryStarted:
+def started(
+    owned: Owned, *, rollout_id: str, incarnation: int, version: int, engine: str, updates: r.UpdateMode
+) -> r.TrajectoryStarted:
     """The rollout owns this member from here on."""
     return r.TrajectoryStarted(
         trajectory_id=owned.trajectory_id,
@@ -22,6 +24,7 @@ def started(owned: Owned, *, rollout_id: str, incarnation: int, version: int, en
         incarnation=incarnation,
         version=version,
         engine=engine,
+        updates=updates,
         seed=owned.seed,
         at_ms=owned.started_ms,
     )
@@ -39,7 +42,15 @@ def tokens(owned: Owned, at_ms: int) -> r.TrajectoryTokens:
 
 
 def completed(
-    owned: Owned, finish: r.FinishReason, *, text: str, rollout_id: str, engine: str, version: int, at_ms: int
+    owned: Owned,
+    finish: r.FinishReason,
+    *,
+    text: str,
+    rollout_id: str,
+    engine: str,
+    updates: r.UpdateMode,
+    version: int,
+    at_ms: int,
 ) -> r.CompletedTrajectory:
     """The finished trajectory. ``version``: the rollout's, for a response without tokens."""
     response = owned.response()
@@ -55,6 +66,7 @@ def completed(
         finish=finish,
         rollout_id=rollout_id,
         engine=engine,
+        updates=updates,
         seed=owned.seed,
         version_min=int(versions.min()) if versions.size else version,
         version_max=int(versions.max()) if versions.size else version,

@@ -28,8 +28,17 @@ _SLOWEST_HALF_LIFE_S = 30.0
 class Heartbeat:
     """See the module's docstring. Times are Unix epoch seconds."""
 
-    def __init__(self, rollout_id: str, limits: EngineLimits, *, period_s: float, lease_s: float) -> None:
+    def __init__(
+        self,
+        rollout_id: str,
+        limits: EngineLimits,
+        *,
+        period_s: float,
+        lease_s: float,
+        updates: r.UpdateMode = "pinned",
+    ) -> None:
         self._rollout_id = rollout_id
+        self._updates = updates
         self._limits = limits
         self._period_s = period_s
         self._configured_lease_s = self._lease_s = self._next_lease_s = lease_s
@@ -107,6 +116,7 @@ class Heartbeat:
             in_flight=in_flight,
             at_ms=int(now * 1000),
             lease_s=self._next_lease_s,
+            updates=self._updates,
         )
 
     def renew(self) -> None:

@@ -41,7 +41,7 @@ class Owned:
     tries: int = 0
     """How often it failed here."""
     in_engine: bool = False
-    """False: parked until the version that it is pinned to is loaded."""
+    """False: parked until a version that it may go on under is loaded."""
     n_settled: int = 0
     n_fresh: int = 0
     _settled: list[Tokens] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Owned:
 
     @property
     def version(self) -> int:
-        """The policy version that its tokens pin it to; -1 while there are none."""
+        """The policy version of its last token, to which it is pinned where versions are; -1 while there are none."""
         parts = self._fresh or self._settled
         return int(parts[-1].versions_T[-1]) if parts else -1
 
@@ -199,6 +199,11 @@ class Ledger:
     def sampling(self) -> int:
         """How many are in the engine."""
         return sum(one.in_engine for one in self._owned.values())
+
+    @property
+    def answering(self) -> int:
+        """How many of them are answers of an evaluation."""
+        return sum(one.in_engine and one.prompt.purpose == "eval" for one in self._owned.values())
 
     @property
     def n_tokens(self) -> int:

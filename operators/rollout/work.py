@@ -23,6 +23,7 @@ from laminar.operators.rollout import event
 from laminar.operators.rollout.engine import Delta, Engine, EngineRequest
 from laminar.operators.rollout.ledger import Ledger, Owned
 from laminar.operators.rollout.outbox import Outbox
+from laminar.operators.rollout.round import may_sample
 from laminar.schemas import records as r
 from laminar.schemas.errors import EncodeError, InvalidRecord, InvalidRequest
 from laminar.streams.dead_letter import shortened
@@ -36,7 +37,16 @@ logger = logging.getLogger(__name__)
 class Work:
     """See the module's docstring. ``now`` is Unix epoch seconds."""
 
-    def __init__(self, *, engine: Engine, codec: Encoder, rollout_id: str, operator: str, member_attempts: int) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        codec: Encoder,
+        rollout_id: str,
+        operator: str,
+        member_attempts: int,
+        updates: r.UpdateMode = "pinned",
+    ) -> None:
         self.ledger = Ledger()
         self.outbox = Outbox()
         self.fresh_since = 0.0
@@ -48,15 +58,16 @@ class Work:
         self._rollout_id = rollout_id
         self._operator = operator
         self._member_attempts = member_attempts
+        self._updates = updates
 
     # -- in
 
     def begin(self, owned: Owned, now: float) -> None:
-        """Hand one to the engine, or park it until the engine holds the version that it needs."""
-        held = self._engine.version
+        """Hand one to the engine, or park it until the engine holds a version that it may go on under."""
         self.ledger.add(owned)
-        fits = held >= 0 and (owned.version == held if owned.n_response else owned.prompt.min_version <= held)
-        if not fits:
+        held = self._engine.version
+        least = owned.prompt.min_version
+        if not may_sample(self._updates, held=held, newest_token=owned.version, min_version=least):
             return
         request = EngineRequest(
             trajectory_id=owned.trajectory_id,
@@ -128,10 +139,10 @@ class Work:
             if owned is not None and self._withdraw(owned, now):
                 self._leave(owned, "repack", to_rollout, to_incarnation, now)
 
-    def hand_back_parked(self, version: int, now: float) -> None:
-        """Their version is not to be had: somebody else may have it."""
+    def hand_back_parked(self, version: int | None, now: float) -> None:
+        """Their version is not to be had: somebody else may have it. None: all that wait."""
         for owned in self.ledger:
-            if not owned.in_engine and owned.version == version:
+            if not owned.in_engine and version in (None, owned.version):
                 self._leave(owned, "handback", self._rollout_id, event.POOL, now)
 
     def hand_over_all(self, now: float) -> None:
@@ -181,6 +192,7 @@ class Work:
             text=self._engine.decode(tuple(owned.response().ids_T.tolist())),
             rollout_id=self._rollout_id,
             engine=self._engine.name,
+            updates=self._updates,
             version=self._engine.version,
             at_ms=at_ms,
         )

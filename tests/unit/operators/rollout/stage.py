@@ -29,10 +29,11 @@ def ten(n: int = 10, **changes: Any) -> Answer:
 
 
 class RelayStandIn:
-    """A WeightSource without bytes; versions in ``missing`` are on no relay."""
+    """A WeightSource without bytes; versions in ``missing`` are on no relay, those in ``coming`` on their way."""
 
     def __init__(self) -> None:
         self.missing: set[int] = set()
+        self.coming: set[int] = set()
         self.opened: list[int] = []
 
     @contextmanager
@@ -41,6 +42,11 @@ class RelayStandIn:
         if manifest.version in self.missing:
             raise Unavailable(f"no relay has version {manifest.version}")
         yield {}
+
+    def fetch(self, newest: r.VersionManifest) -> r.VersionManifest | None:
+        if newest.version in self.missing:
+            raise Unavailable(f"no relay has version {newest.version}")
+        return None if newest.version in self.coming else newest
 
 
 class FailingCommits(NoFaults):

@@ -1,0 +1,152 @@
+"""Bringing a version near without waiting for it: what a rollout does that samples meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from laminar.operators.relay.source import RelaySource
+from laminar.schemas.errors import LaminarError, WeightsMismatch
+from laminar.schemas.records import VersionManifest
+from laminar.streams.deadline import Deadline
+from tests.support.proxy import Proxy
+from tests.support.relays import RelayRun, arrays, soon, values_of
+
+
+def expected(version: int) -> dict[str, set[float]]:
+    return {name: {float(a[0])} for name, a in arrays(version).items()}
+
+
+def opened(source: RelaySource, manifest: VersionManifest) -> dict[str, set[float]]:
+    with source.open(manifest, Deadline.after(5, "test")) as tensors:
+        return values_of(tensors)
+
+
+def memories() -> int:
+    """How many versions lie in memory of this process's own."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if "laminar-version" in os.readlink(f"/proc/self/fd/{fd}"):
+                found.add(os.fstat(fd).st_ino)
+    return len(found)
+
+
+def fetched(source: RelaySource, newest: VersionManifest) -> VersionManifest:
+    found: list[VersionManifest] = []
+
+    def look() -> bool:
+        at_hand = source.fetch(newest)
+        found.extend([] if at_hand is None else [at_hand])
+        return bool(found)
+
+    soon(look, "weights at hand")
+    return found[0]
+
+
+@contextmanager
+def far(run: RelayRun) -> Iterator[tuple[Proxy, Callable[[int], VersionManifest], RelaySource]]:
+    """A relay behind a proxy, and a source that cannot map its slots."""
+    relay = run.relay(run=False)
+    proxy = Proxy(int(relay.server.url.rsplit(":", 1)[1]))
+    publisher = run.publisher()
+    here = run.source()
+
+    def say(url: str) -> None:
+        name = relay.server.relay_id
+        soon(lambda: here._directory.refresh().get(name), "heartbeat")
+        run.write(replace(here._directory.refresh()[name], url=url, at_ms=int(time.time() * 1000)))
+
+    def publish(version: int) -> VersionManifest:
+        say(relay.server.url)
+        manifest = run.publish(publisher, version)
+        time.sleep(0.06)  # the least between two heartbeats
+        relay.step(time.time())
+        say(proxy.url)
+        return manifest
+
+    try:
+        yield proxy, publish, run.source(map_local=False, pull_patience_s=1.0, stall_timeout_s=0.5)
+    finally:
+        proxy.close()
+
+
+def test_what_a_relay_of_this_machine_holds_is_at_hand_at_once(run: RelayRun) -> None:
+    run.relay()
+    source = run.source()
+    manifest = run.publish(run.publisher(), 1)
+    assert fetched(source, manifest) is manifest
+    assert memories() == 0
+    assert opened(source, manifest) == expected(1)
+
+
+def test_c4_a_version_that_is_far_away_comes_while_nobody_waits_for_it(run: RelayRun) -> None:
+    with far(run) as (proxy, publish, source):
+        proxy.gate.clear()
+        manifest = publish(1)
+        for _ in range(20):
+            assert source.fetch(manifest) is None
+        proxy.gate.set()
+        assert fetched(source, manifest) is manifest
+        assert opened(source, manifest) == expected(1)
+        assert memories() == 0
+
+
+def test_d15_a_version_on_its_way_is_not_given_up_for_a_newer_one_which_follows(run: RelayRun) -> None:
+    with far(run) as (proxy, publish, source):
+        proxy.gate.clear()
+        older = publish(1)
+        assert source.fetch(older) is None
+        newer = publish(2)
+        assert source.fetch(newer) is None
+        proxy.gate.set()
+        assert fetched(source, newer) is older
+        assert opened(source, older) == expected(1)
+        assert fetched(source, newer) is newer
+        assert opened(source, newer) == expected(2)
+
+
+def test_a_pull_that_gets_nothing_says_so_and_the_next_call_begins_another(run: RelayRun) -> None:
+    with far(run) as (proxy, publish, source):
+        proxy.gate.clear()
+        manifest = publish(1)
+        with pytest.raises(LaminarError, match="version 1"):
+            fetched(source, manifest)
+        assert memories() == 0
+        proxy.gate.set()
+        time.sleep(0.6)  # until the peer is no longer passed over
+        assert fetched(source, manifest) is manifest
+        assert opened(source, manifest) == expected(1)
+
+
+def test_what_has_come_is_let_go_when_another_version_is_opened_and_at_the_end(run: RelayRun) -> None:
+    with far(run) as (_, publish, source):
+        older, newer = publish(1), publish(2)
+        assert fetched(source, older) is older
+        assert memories() == 1
+        assert opened(source, newer) == expected(2)
+        assert memories() == 0
+        assert fetched(source, newer) is newer
+        source.close()
+        assert memories() == 0
+
+
+def test_a_pull_under_way_ends_when_its_source_is_closed(run: RelayRun) -> None:
+    with far(run) as (proxy, publish, source):
+        proxy.gate.clear()
+        assert source.fetch(publish(1)) is None
+        source.close()
+        proxy.gate.set()
+        soon(lambda: memories() == 0, "memory given back")
+
+
+def test_a_version_that_is_only_prepared_is_refused(run: RelayRun) -> None:
+    run.relay()
+    manifest = run.publish(run.publisher(), 1)
+    with pytest.raises(WeightsMismatch, match="only committed versions are applied"):
+        run.source().fetch(replace(manifest, state="prepared"))
