@@ -7,6 +7,9 @@
 * Status is up to a heartbeat old: rollouts with a move under way are left out (``busy``), and the destination checks
   the fit again.
 
+Rollouts that take new weights in flight are in no plan: what emptying one is for, new weights and a full batch, they
+have without it. An orphan goes on with any of them that holds its version or a newer one.
+
 Guarantees of a plan: no rollout is both source and destination; each source has one destination of the same policy
 version; the planned KV use and batch of each destination stay within its limits.
 
@@ -42,6 +45,8 @@ class Load:
     waiting: int
     max_running: int
     """B, the batch limit."""
+    in_flight: bool = False
+    """It takes new weights under what it samples."""
 
     @property
     def requests(self) -> int:
@@ -62,7 +67,7 @@ def plan(loads: Iterable[Load], busy: Collection[str] = ()) -> tuple[Move, ...]:
     groups: dict[int, list[Load]] = {}
     for load in loads:
         ramping_down = load.waiting == 0 and 0 < load.running < load.max_running and load.kv_used < load.kv_max
-        if ramping_down and load.rollout_id not in busy:
+        if ramping_down and not load.in_flight and load.rollout_id not in busy:
             groups.setdefault(load.version, []).append(load)
     moves: list[Move] = []
     for version in sorted(groups):
@@ -105,7 +110,7 @@ class Orphan:
 
     trajectory_id: str
     version: int
-    """Policy version of its tokens; -1 when it has none yet and so is not pinned."""
+    """Policy version of its last token; -1 when it has none yet and so may go anywhere."""
     n_tokens: int
     """Prompt and response tokens."""
     waited_s: float
@@ -123,7 +128,7 @@ class Placement:
     trajectory_id: str
     rollout_id: str
     keep_tokens: bool
-    """False: its policy version is not to be had any more; it is sampled again from its prompt."""
+    """False: no version that may go on with it is to be had any more; it is sampled again from its prompt."""
 
 
 def place(
@@ -131,7 +136,7 @@ def place(
 ) -> tuple[Placement, ...]:
     """Where orphans go: a rollout of their version; an idle one, which can load it; after a wait, anywhere, anew.
 
-    One that was handed back time and again (nobody with its version can hold it) is sampled anew too. Orphans that have
+    Where weights change in flight, a rollout of their version or a newer one is as good. One that was handed back time and again (nobody with its version can hold it) is sampled anew too. Orphans that have
     to wait are not in the result. Longest first, each to the rollout with the fewest requests. A suspect goes only to a
     rollout that holds no other suspect (those that do are ``guarded``).
     """
@@ -146,7 +151,11 @@ def place(
             for load in loads
             if not pinned
             or version[load.rollout_id] == orphan.version
-            or (requests[load.rollout_id] == 0 and orphan.refused == 0)
+            or (
+                version[load.rollout_id] > orphan.version
+                if load.in_flight
+                else requests[load.rollout_id] == 0 and orphan.refused == 0
+            )
         ]
         keep = True
         if orphan.refused >= _MAX_REFUSALS or (not able and orphan.waited_s >= version_wait_s):
@@ -155,12 +164,12 @@ def place(
             able = [load for load in able if load.rollout_id not in suspects]
         if not able:
             continue
-        same = [load for load in able if version[load.rollout_id] == orphan.version]
+        same = [load for load in able if load.in_flight or version[load.rollout_id] == orphan.version]
         best = min(same or able, key=lambda load: (requests[load.rollout_id] / load.max_running, load.rollout_id))
         requests[best.rollout_id] += 1
         if orphan.suspect:
             suspects.add(best.rollout_id)
-        if pinned and keep:
+        if pinned and keep and not best.in_flight:
             version[best.rollout_id] = orphan.version
         placements.append(Placement(orphan.trajectory_id, best.rollout_id, keep))
     return tuple(placements)

@@ -72,6 +72,7 @@ class Roster:
                 running=s.running,
                 waiting=s.waiting,
                 max_running=s.max_running,
+                in_flight=s.updates == "in_flight",
             )
             for s in self.live(now)
         ]

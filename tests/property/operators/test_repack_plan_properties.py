@@ -24,6 +24,7 @@ def loads(draw: st.DrawFn) -> list[Load]:
                 running=draw(st.integers(0, max_running)),
                 waiting=draw(st.sampled_from([0, 0, 0, 3])),
                 max_running=max_running,
+                in_flight=draw(st.sampled_from([False, False, True])),
             )
         )
     return made
@@ -41,6 +42,8 @@ def test_a_plan_keeps_every_destination_within_its_limits_and_moves_each_source_
     for move in moves:
         source, destination = by_id[move.source], by_id[move.destination]
         assert source.version == destination.version
+        assert not source.in_flight
+        assert not destination.in_flight
         assert source.waiting == destination.waiting == 0
         assert source.running > 0
         kv[move.destination] += kv.pop(move.source)
@@ -60,6 +63,7 @@ def test_after_a_plan_no_two_untouched_candidates_could_still_be_merged(given_lo
         load
         for load in given_loads
         if load.rollout_id not in touched
+        and not load.in_flight
         and load.waiting == 0
         and 0 < load.running < load.max_running
         and load.kv_used < load.kv_max
@@ -71,7 +75,7 @@ def test_after_a_plan_no_two_untouched_candidates_could_still_be_merged(given_lo
 
 
 @given(loads(), st.lists(st.tuples(st.integers(-1, 2), st.floats(0, 20), st.integers(0, 2)), max_size=12))
-def test_placing_orphans_never_mixes_versions_and_never_waits_for_ever(
+def test_placing_orphans_mixes_no_versions_but_in_flight_and_never_waits_for_ever(
     given_loads: list[Load], drawn: list[tuple[int, float, int]]
 ) -> None:
     orphans = [Orphan(f"t{i}", version, 10, waited, refused) for i, (version, waited, refused) in enumerate(drawn)]
@@ -85,10 +89,15 @@ def test_placing_orphans_never_mixes_versions_and_never_waits_for_ever(
             assert not given_loads or (orphan.version >= 0 and orphan.waited_s < 10.0)
         elif placement.keep_tokens and orphan.version >= 0:
             target = by_id[placement.rollout_id]
-            assert target.version == orphan.version or target.requests == 0
+            if target.in_flight:
+                assert target.version >= orphan.version
+            else:
+                assert target.version == orphan.version or target.requests == 0
     kept: dict[str, set[int]] = {}
     for orphan in orphans:
         placement = placed.get(orphan.trajectory_id)
         if placement is not None and placement.keep_tokens and orphan.version >= 0:
+            if by_id[placement.rollout_id].in_flight:
+                continue
             kept.setdefault(placement.rollout_id, set()).add(orphan.version)
     assert all(len(versions) == 1 for versions in kept.values())

@@ -318,3 +318,20 @@ def test_a_run_that_is_resumed_after_heartbeats_have_expired_goes_on() -> None:
     second = Repack(CONFIG, world.context("repack"))
     run(world, second, 5.0, {"r1": ()})
     assert [a.rollout_id for a in world.read("rollouts.commands", r.AdoptCommand)] == ["r1"]
+
+
+def test_orphans_are_placed_by_what_heartbeats_say_of_updates() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    world.write(started(world, 0, "r0"), delta(world, "d/0/0/0", 0, 3), heartbeat(world, "r0", ("d/0/0/0",)))
+    until = world.now + 6.0
+    while world.now < until:
+        world.write(
+            heartbeat(world, "pinned", ("d/0/9/0",), version=9),
+            heartbeat(world, "flying", ("d/0/9/1", "d/0/9/2"), version=9, updates="in_flight"),
+        )
+        while operator.step(world.now):
+            pass
+        world.advance(0.25)
+    [adopted] = world.read("rollouts.commands", r.AdoptCommand)
+    assert (adopted.rollout_id, adopted.snapshot.version, adopted.snapshot.response.n_tokens) == ("flying", 7, 3)

@@ -67,3 +67,24 @@ def test_an_orphan_that_is_handed_back_time_and_again_is_sampled_anew() -> None:
     loads = [load("a", 50, 7, version=1), load("b", 50, 1, version=1)]
     assert place([Orphan("t", 1, 900, 0.0, 2)], loads, version_wait_s=10) == (Placement("t", "b", True),)
     assert place([Orphan("t", 1, 900, 0.0, 3)], loads, version_wait_s=10) == (Placement("t", "b", False),)
+
+
+def test_rollouts_whose_weights_change_in_flight_are_not_emptied() -> None:
+    loads = [load("a", 10, 1, in_flight=True), load("b", 20, 2, in_flight=True), load("c", 30, 1)]
+    assert plan(loads) == ()
+    assert plan([*loads, load("d", 40, 1)]) == (Move("c", "d"),)
+
+
+def test_an_orphan_goes_on_in_flight_with_its_version_or_a_newer_one_and_waits_for_no_idle_one_behind() -> None:
+    busy = [load("a", 50, 7, version=3, in_flight=True), load("b", 50, 6, version=1, in_flight=True)]
+    behind = load("c", 0, 0, version=0, in_flight=True)
+    assert place([Orphan("t", 1, 9, 0.0, 0)], [*busy, behind], version_wait_s=10) == (Placement("t", "b", True),)
+    assert place([Orphan("t", 2, 9, 0.0, 0)], [*busy, behind], version_wait_s=10) == (Placement("t", "a", True),)
+    assert place([Orphan("t", 4, 9, 9.0, 0)], [*busy, behind], version_wait_s=10) == ()
+    assert place([Orphan("t", 4, 9, 10.0, 0)], [*busy, behind], version_wait_s=10) == (Placement("t", "c", False),)
+
+
+def test_orphans_of_several_versions_go_on_in_flight_on_the_same_rollout() -> None:
+    orphans = [Orphan("t", 1, 9, 0.0, 0), Orphan("u", 2, 8, 0.0, 0)]
+    placed = place(orphans, [load("a", 50, 3, version=3, in_flight=True)], version_wait_s=10)
+    assert placed == (Placement("t", "a", True), Placement("u", "a", True))
