@@ -95,6 +95,12 @@ METRICS: Mapping[str, MetricSpec] = {
     "laminar_rollout_kv_used_tokens": MetricSpec("gauge", "Tokens in the KV cache", operator="rollout"),
     "laminar_rollout_kv_total_tokens": MetricSpec("gauge", "Tokens that the KV cache can hold", operator="rollout"),
     "laminar_rollout_tokens_per_second": MetricSpec("gauge", "Sampled between the last heartbeats", operator="rollout"),
+    "laminar_rollout_self_check_failures": MetricSpec(
+        "gauge", "Self-checks since the start that found logprobs that are not the trainer's", operator="rollout"
+    ),
+    "laminar_rollout_self_check_difference_nats": MetricSpec(
+        "gauge", "Largest difference of a logprob from the trainer's in the last self-check", operator="rollout"
+    ),
     "laminar_trainer_step": MetricSpec("gauge", "Optimizer steps done in the run", operator="trainer"),
     "laminar_trainer_version": MetricSpec("gauge", "Policy version of the trainer", operator="trainer"),
     "laminar_trainer_epoch": MetricSpec("gauge", "Starts of the trainer in the run, from 0 on", operator="trainer"),

@@ -13,8 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from laminar.operators.operator import OperatorConfig
 from laminar.operators.rollout.engines.vllm_names import check_arguments, environment
+from laminar.schemas.records import UpdateMode
 
-__all__ = ["EngineConfig", "RolloutConfig", "ScriptedEngineConfig", "TorchEngineConfig", "VllmEngineConfig"]
+__all__ = [
+    "EngineConfig",
+    "RolloutConfig",
+    "ScriptedEngineConfig",
+    "SelfCheckConfig",
+    "TorchEngineConfig",
+    "VllmEngineConfig",
+]
 
 
 class _Section(BaseModel):
@@ -103,6 +111,18 @@ EngineConfig = Annotated[TorchEngineConfig | VllmEngineConfig | ScriptedEngineCo
 """What samples."""
 
 
+class SelfCheckConfig(_Section):
+    """Whether the engine's logprobs are the trainer's: some tokens after each load, compared with what came along."""
+
+    every: int = Field(default=1, ge=0)
+    """Loads from one check to the next; the first after the engine's start always is. 0: no checks."""
+    tolerance: float | None = Field(default=None, gt=0)
+    """Nats that the logprob of one token may differ by, and their mean by a fifth of it; null: 0.001 in float32, 1.5
+    where weights or the trainer's forward pass are of fewer bits."""
+    timeout_s: float = Field(default=30.0, gt=0)
+    """An engine that has not answered by then has failed."""
+
+
 class RolloutConfig(OperatorConfig):
     """Samples the groups of ``prompts`` under the newest policy version."""
 
@@ -111,10 +131,17 @@ class RolloutConfig(OperatorConfig):
     """What samples: ``torch``, ``vllm`` or ``scripted``."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when nothing is."""
-    top_up_lag: int = Field(default=1, ge=1)
-    """New groups are taken while the version held lags the newest by less than this. 1: only under the newest."""
+    updates: UpdateMode = "pinned"
+    """``pinned``: new weights are loaded with nothing in the engine, so each trajectory has one policy version.
+    ``in_flight``: as soon as they are there; what is being sampled goes on under them, and each token has its own."""
+    top_up_lag: int | None = Field(default=None, ge=1)
+    """New groups are taken while the version held lags the newest by less than this. 1: only under the newest; null: 1
+    where ``updates`` is ``pinned``, else 2 (also while the next version is on its way)."""
     member_attempts: int = Field(default=3, ge=1)
     """How often a trajectory that fails in the engine is tried before it becomes a dead letter."""
+    self_check: SelfCheckConfig = SelfCheckConfig()
+    """When the engine's logprobs are compared with the trainer's. A mismatch: nothing of it is written, and it is
+    started anew."""
     delta_tokens: int = Field(default=2048, ge=1)
     """New tokens of all trajectories together go to ``trajectories.partial`` when there are so many, ..."""
     delta_s: float = Field(default=0.5, ge=0)
@@ -130,12 +157,14 @@ class RolloutConfig(OperatorConfig):
     poll_s: float = Field(default=0.015, ge=0)
     """Seconds between looks at commands, versions and prompts."""
     load_timeout_s: float = Field(default=8.0, gt=0)
-    """Deadline of one attempt to get new weights. The rollout does nothing else meanwhile: below ``lease_s``."""
+    """Deadline of one attempt to get new weights. The rollout does nothing else meanwhile, unless ``updates`` is
+    ``in_flight``: below ``lease_s``."""
     load_backoff_s: float = Field(default=0.2, gt=0)
     """Wait after a failed attempt to get weights; doubles with each failure."""
     load_backoff_max_s: float = Field(default=5.0, gt=0)
     """Longest such wait."""
     old_version_timeout_s: float = Field(default=1.0, gt=0)
-    """Deadline of one attempt to get an older version, which an adopted trajectory needs."""
+    """Deadline of one attempt to get an older version, which an adopted trajectory needs (``pinned``)."""
     old_version_attempts: int = Field(default=3, ge=1)
-    """After so many failures the trajectories that need the older version are handed back."""
+    """After so many failures the trajectories that wait for the version are handed back (``in_flight``: for a newer
+    one)."""

@@ -80,8 +80,9 @@ class EngineLimits:
 class Engine(Protocol):
     """See the module's docstring."""
 
-    name: str
-    """Engine and its version, recorded in every trajectory, e.g. ``torch-2.13``."""
+    @property
+    def name(self) -> str:
+        """Engine and its version, recorded in every trajectory, e.g. ``torch-2.13``."""
 
     @property
     def version(self) -> int:

@@ -1,7 +1,9 @@
 """Gets weights into the engine: one attempt at a time, each with a deadline, with back-off between them.
 
 Weights that cannot be had now (no relay has them, a relay died, a digest is wrong) are a reason to try again, never to
-stop. Weights that the engine refuses are: model and run do not belong together, and the error flies.
+stop. Weights that the engine refuses are: model and run do not belong together, and the error flies. Weights under
+which the engine's logprobs are not the trainer's are loaded again once; after that the engine waits, out of service,
+for a newer version, longer with each that fails.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from laminar.operators.rollout.engine import Engine
+from laminar.operators.rollout.checked_engine import CheckedEngine
 from laminar.operators.weights import WeightSource
-from laminar.schemas.errors import Retryable, WeightsMismatch
+from laminar.schemas.errors import EngineLost, Retryable, WeightsMismatch
 from laminar.schemas.records import VersionManifest
 from laminar.streams.deadline import Deadline
 
 __all__ = ["Loader"]
+
+_OUT_S = 5.0
+"""The least that an engine out of service waits; doubles with each version that fails."""
+_OUT_MAX_S = 300.0
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +32,7 @@ class Loader:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CheckedEngine,
         source: WeightSource,
         *,
         clock: Callable[[], float],
@@ -43,6 +49,8 @@ class Loader:
         self.failures = 0
         """Failed attempts in a row for the version asked for last."""
         self._failing_since: float | None = None
+        self._versions_failed = 0
+        """In a row, while out of service."""
 
     def failing_s(self, now: float) -> float:
         """For how long every attempt has failed, whichever version it was for; 0 after a success."""
@@ -50,10 +58,27 @@ class Loader:
 
     def is_due(self, version: int, now: float) -> bool:
         """Whether the back-off of this version is over."""
+        if self._engine.out_of_service:
+            return version > self._version and now >= self._next_at
         return version != self._version or now >= self._next_at
 
+    def fetch(self, manifest: VersionManifest, now: float) -> VersionManifest | None:
+        """What ``load`` gets at once: this version, or one before it that was on its way. None: nothing yet."""
+        try:
+            return self._source.fetch(manifest)
+        except (Retryable, WeightsMismatch) as error:
+            if manifest.version != self._version:
+                self._version, self.failures = manifest.version, 0
+            wait_s = self._failed(now)
+            logger.warning("version %d: trying again in %.1f s: %s", manifest.version, wait_s, error)
+            return None
+
     def load(self, manifest: VersionManifest, now: float, *, timeout_s: float) -> bool:
-        """Try once. False: not to be had now. Raises WeightsMismatch when the engine refuses them."""
+        """Try once. False: not to be had now, or the engine failed the self-check and stays.
+
+        Raises WeightsMismatch when the engine refuses them, EngineLost or Unavailable when it failed the self-check and
+        starts anew.
+        """
         if manifest.version != self._version:
             self._version, self.failures = manifest.version, 0
         deadline = Deadline.after(timeout_s, f"weights of version {manifest.version}", self._clock)
@@ -61,13 +86,42 @@ class Loader:
             try:
                 views = stack.enter_context(self._source.open(manifest, deadline))
             except (Retryable, WeightsMismatch) as error:
-                wait_s = min(self._backoff_s * 2 ** min(self.failures, 16), self._backoff_max_s)
-                self.failures += 1
-                self._next_at = now + wait_s
-                self._failing_since = now if self._failing_since is None else self._failing_since
+                wait_s = self._failed(now)
                 logger.warning("version %d: trying again in %.1f s: %s", manifest.version, wait_s, error)
                 return False
             self._engine.load(views, manifest.version)
-        self.failures, self._failing_since = 0, None
+        try:
+            confirmed = self._engine.confirm(manifest)
+        except EngineLost:
+            self._failed(now)
+            raise
+        if not confirmed:
+            self._unconfirmed(manifest, now)
+            return False
+        self.failures, self._failing_since, self._versions_failed = 0, None, 0
         logger.info("loaded version %d", manifest.version)
         return True
+
+    def _failed(self, now: float) -> float:
+        """Take note of it; the seconds until the next attempt."""
+        wait_s: float = min(self._backoff_s * 2 ** min(self.failures, 16), self._backoff_max_s)
+        self.failures += 1
+        self._next_at = now + wait_s
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        return wait_s
+
+    def _unconfirmed(self, manifest: VersionManifest, now: float) -> None:
+        wait_s = self._failed(now)
+        if not self._engine.out_of_service:
+            logger.warning("version %d: loading it again in %.1f s", manifest.version, wait_s)
+            return
+        wait_s = min(_OUT_S * 2 ** min(self._versions_failed, 16), _OUT_MAX_S)
+        self._versions_failed += 1
+        self._next_at = now + wait_s
+        logger.error(
+            "engine %s: out of service: it samples nothing before a version after %d passes the self-check (not before"
+            " %.0f s from now)",
+            self._engine.name,
+            manifest.version,
+            wait_s,
+        )

@@ -32,6 +32,7 @@ from collections.abc import Callable
 
 from laminar.operators.operator import Context
 from laminar.operators.rollout.admission import Admission
+from laminar.operators.rollout.checked_engine import CheckedEngine
 from laminar.operators.rollout.command import Commands
 from laminar.operators.rollout.config import RolloutConfig
 from laminar.operators.rollout.engine import Engine
@@ -68,24 +69,26 @@ class Rollout:
         """``engine`` and ``weights`` are the rollout's own from here on; ``close`` calls ``close_weights``."""
         self._config = config
         self._context = context
-        self._engine = engine
+        checked = CheckedEngine(engine, config.self_check, clock=context.clock, measures=context.measures)
+        self._engine = checked
         self._close_weights = close_weights
         self._max_in_flight = config.max_in_flight or engine.limits.max_running
         self.incarnation = int(context.clock() * 1000)
         """Of this process: larger = younger."""
         self._commands = Commands(context.log, context.codec, context.instance)
         self._producer = context.log.producer(context.transactional_id)
-        self._admission = Admission(context, self._producer, max_in_flight=self._max_in_flight)
+        self._admission = Admission(context, self._producer, max_in_flight=self._max_in_flight, updates=config.updates)
         self._work = Work(
-            engine=engine,
+            engine=checked,
             codec=context.codec,
             rollout_id=context.instance,
             operator=context.name,
             member_attempts=config.member_attempts,
+            updates=config.updates,
         )
         self._updates = Updates(
             config,
-            engine=engine,
+            engine=checked,
             work=self._work,
             weights=weights,
             log=context.log,
@@ -93,7 +96,11 @@ class Rollout:
             clock=context.clock,
         )
         self._heartbeat = Heartbeat(
-            context.instance, engine.limits, period_s=config.heartbeat_s, lease_s=config.lease_s
+            context.instance,
+            engine.limits,
+            period_s=config.heartbeat_s,
+            lease_s=config.lease_s,
+            updates=config.updates,
         )
         self._loading = False
         self._draining = False
@@ -171,19 +178,24 @@ class Rollout:
     def _load(self, now: float) -> bool:
         plan = self._updates.plan(now)
         if plan is None:
+            self._leave_prompts(now)
             return False
         self._loading = True
         self._heartbeat.hurry()
         self._flush(now, force=True)
         self._loading = False
         began = self._context.clock()
-        loaded = self._updates.load(plan, now)
+        self._updates.load(plan, now)
         ended = self._context.clock()
         self._heartbeat.took(ended - began, ended)
-        if not loaded and not plan.is_old and self._updates.starving(now):
-            self._admission.close()  # no weights, so no groups: others shall have its prompts
+        self._leave_prompts(now)
         self._heartbeat.hurry()
         return True
+
+    def _leave_prompts(self, now: float) -> None:
+        """No weights, so no groups: others shall have its prompts."""
+        if self._updates.leaves_prompts(now):
+            self._admission.close()
 
     def _take(self, now: float) -> bool:
         known = self._heartbeat.last is not None
