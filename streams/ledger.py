@@ -53,6 +53,7 @@ ViolationKind = Literal[
     "two_versions",
     "uncommitted_version",
     "unknown_version",
+    "version_back",
     "wrong_owner",
     "wrong_version",
 ]
@@ -134,6 +135,9 @@ class Ledger:
     staleness: Mapping[int, int]
     """Versions -> trained trajectories."""
     max_versions_per_trajectory: int
+    """1, unless weights change in flight."""
+    mean_versions_per_trajectory: float
+    """Over the results with tokens; 0 without any."""
     incomplete: tuple[str, ...]
     """Topics whose beginning retention has removed: nothing can be said to be lost then."""
     violations: tuple[Violation, ...]
@@ -167,6 +171,7 @@ class Ledger:
             "undecodable": self.undecodable,
             "staleness": {str(lag): n for lag, n in sorted(self.staleness.items())},
             "max_versions_per_trajectory": self.max_versions_per_trajectory,
+            "mean_versions_per_trajectory": round(self.mean_versions_per_trajectory, 3),
             "incomplete": list(self.incomplete),
             "skipped": [str(one) for one in self.skipped],
             "unknown": self.unknown,

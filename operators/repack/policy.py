@@ -137,9 +137,9 @@ def place(
     """Where orphans go: a rollout of their version; an idle one, which can load it; after a wait, anywhere, anew.
 
     Where weights change in flight, a rollout of their version or a newer one is as good. One that was handed back time
-    and again (nobody with its version can hold it) is sampled anew too. Orphans that have to wait are not in the result.
-    Longest first, each to the rollout with the fewest requests. A suspect goes only to a rollout that holds no other
-    suspect (those that do are ``guarded``).
+    and again (nobody with its version can hold it) is sampled anew too. Orphans that have to wait are not in the
+    result. Longest first, each to the rollout with the fewest requests. A suspect goes only to a rollout that holds no
+    other suspect (those that do are ``guarded``).
     """
     suspects = set(guarded)
     requests = {load.rollout_id: load.requests for load in loads}

@@ -162,7 +162,7 @@ def text(ledger: Ledger) -> str:
     lines += [f"  {'':<28}{'-' * 10}", f"  {'together':<28}{sum(n for _, n in rows):>10}", ""]
     lines.append(
         f"late results ignored: {ledger.late}; steps voided by a resume: {ledger.void_steps};"
-        f" undecodable records: {ledger.undecodable}; versions in a trajectory: {ledger.max_versions_per_trajectory}"
+        f" undecodable records: {ledger.undecodable}; versions in a trajectory: {_versions(ledger)}"
     )
     if ledger.retried:
         lines.append(f"dead letters given back to the dataflow: {ledger.retried}")
@@ -178,6 +178,11 @@ def text(ledger: Ledger) -> str:
         lines.append(f"... and {len(ledger.violations) - _MOST_VIOLATIONS} more violations (--json has all)")
     lines.append("balanced" if ledger.balanced else f"NOT BALANCED: {len(ledger.violations)} violations")
     return "\n".join(lines)
+
+
+def _versions(ledger: Ledger) -> str:
+    mean, most = ledger.mean_versions_per_trajectory, ledger.max_versions_per_trajectory
+    return str(most) if most <= 1 else f"{mean:.2f} in the mean, {most} at most"
 
 
 def _with_places(violation: Violation) -> str:

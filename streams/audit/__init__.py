@@ -28,15 +28,14 @@ def audit(
     rollout_group: str | None = None,
     reward_group: str | None = None,
     trainer_group: str | None = None,
-    pinned: bool = True,
     max_staleness: int | None = None,
     deadline: Deadline | None = None,
 ) -> Ledger:
     """The ledger of a run, as of now.
 
     ``rollout_group``, ``reward_group``, ``trainer_group``: the consumer groups (default ``{run_id}.rollout`` and so
-    on); ``pinned``: two versions in one trajectory are a violation; ``max_staleness``: so is a trajectory that was
-    trained more versions late than this. Raises UnknownTopic, Retryable, DeadlineExceeded.
+    on); ``max_staleness``: a trajectory that was trained more versions late than this is a violation. Raises
+    UnknownTopic, Retryable, DeadlineExceeded.
     """
     auditor = Auditor(
         log,
@@ -45,7 +44,6 @@ def audit(
         rollout_group=rollout_group,
         reward_group=reward_group,
         trainer_group=trainer_group,
-        pinned=pinned,
         max_staleness=max_staleness,
     )
     try:

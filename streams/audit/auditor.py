@@ -51,7 +51,6 @@ class Auditor:
         rollout_group: str | None = None,
         reward_group: str | None = None,
         trainer_group: str | None = None,
-        pinned: bool = True,
         max_staleness: int | None = None,
         window: int = 16,
     ) -> None:
@@ -62,7 +61,7 @@ class Auditor:
         self._rollout_group = rollout_group or f"{run_id}.rollout"
         self._reward_group = reward_group or f"{run_id}.reward"
         self._trainer_group = trainer_group or f"{run_id}.trainer"
-        self._pinned, self._max_staleness, self._window = pinned, max_staleness, window
+        self._max_staleness, self._window = max_staleness, window
         self._peek = Peek(codec)
         self._bounds = log.reader()
         self._partitions = [p for topic in TOPICS for p in partitions_of(log, topic)]
@@ -117,7 +116,6 @@ class Auditor:
         return Fold(
             self._peek,
             self._run_id,
-            pinned=self._pinned,
             max_staleness=self._max_staleness,
             gone=self._gone,
             window=self._window,

@@ -45,7 +45,6 @@ class Fold:
         peek: Peek,
         run_id: str,
         *,
-        pinned: bool = True,
         max_staleness: int | None = None,
         gone: frozenset[str] = frozenset(),
         window: int | None = 16,
@@ -55,7 +54,6 @@ class Fold:
         """``gone``: topics whose beginning is gone; ``window``: steps that are kept with what they settled (None: all);
         ``only``: the members to keep (None: all); ``keep_above``: steps that never leave the window."""
         self.run_id = run_id
-        self.pinned = pinned
         self.max_staleness = max_staleness
         self.gone = gone
         self.members: dict[str, Member] = {}
@@ -79,6 +77,9 @@ class Fold:
         """Where bytes stand that are no record -> their key, and why."""
         self.faults: list[Violation] = []
         self.max_versions = 0
+        """In one trajectory."""
+        self.n_sampled = self.n_versions = 0
+        """Results with tokens, and the versions in them, added up."""
         self._peek = peek
         self._only = frozenset(only) if only is not None else None
         self._lenient = "trajectories.partial" in gone
@@ -131,7 +132,6 @@ class Fold:
             letters=self.letters,
             versions=self.versions,
             made=self.steps.made,
-            pinned=self.pinned,
             max_staleness=self.max_staleness,
             gone=self.gone,
         )
@@ -244,8 +244,8 @@ class Fold:
 
     def _completed(self, place: Place, seen: object, record: LogRecord) -> None:
         assert isinstance(seen, Done)
-        if seen.version_min == seen.version_max:
-            self.max_versions = max(self.max_versions, min(1, seen.n_tokens))
+        if seen.version_min == seen.version_max and seen.n_tokens:
+            self._count_versions(1)
         member = self._member(seen.trajectory_id)
         if member is None:
             return
@@ -257,19 +257,25 @@ class Fold:
     def _versions(self, place: Place, seen: Done, member: Member, record: LogRecord) -> None:
         whole = self._peek.whole(record.value or b"")
         assert isinstance(whole, r.CompletedTrajectory)
-        versions = sorted(set(whole.response.versions_T[whole.response.mask_T == 1].tolist()))
-        self.max_versions = max(self.max_versions, len(versions))
-        if self.pinned:
-            detail = f"sampled by versions {', '.join(map(str, versions))} although versions are pinned"
+        versions = whole.response.versions_T[whole.response.mask_T == 1].tolist()
+        self._count_versions(len(set(versions)))
+        if versions != sorted(versions):
+            at = next(i for i in range(1, len(versions)) if versions[i] < versions[i - 1])
+            detail = f"token {at} was sampled by version {versions[at]}, the one before it by {versions[at - 1]}"
             member.faults.append(
                 Violation(
-                    kind="two_versions",
+                    kind="version_back",
                     trajectory_id=seen.trajectory_id,
                     place=str(place),
                     detail=detail,
                     places=(str(place),),
                 )
             )
+
+    def _count_versions(self, n: int) -> None:
+        self.max_versions = max(self.max_versions, n)
+        self.n_sampled += 1
+        self.n_versions += n
 
     def _scored(self, place: Place, seen: object, _: LogRecord) -> None:
         assert isinstance(seen, Scored)

@@ -33,6 +33,8 @@ class Owner(NamedTuple):
     """Of the rollout that took the group; -1: it is not said."""
     moved: str = ""
     """Why it left the owner before; ``""``: there was none."""
+    pinned: bool = True
+    """The rollout that took the group loads new weights with nothing in the engine."""
 
 
 class End(NamedTuple):
@@ -147,7 +149,7 @@ def _started(member: Member, event: Started, place: Place, fault: _Fault, known:
     else:
         known(member.attempt + 1, "a start")
         member.attempt, member.n_tokens, member.end, member.contested = event.attempt, 0, None, False
-    owner = Owner(event.attempt, event.rollout_id, event.incarnation, place, event.version)
+    owner = Owner(event.attempt, event.rollout_id, event.incarnation, place, event.version, pinned=event.pinned)
     member.owners = (*member.owners, owner)
 
 

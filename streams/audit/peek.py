@@ -44,6 +44,7 @@ class Started(NamedTuple):
     rollout_id: str
     incarnation: int
     version: int
+    pinned: bool
 
 
 class Delta(NamedTuple):
@@ -64,6 +65,8 @@ class Done(NamedTuple):
     rollout_id: str
     version_min: int
     version_max: int
+    pinned: bool
+    """The rollout that finished it takes new weights with nothing in the engine."""
 
 
 class Scored(NamedTuple):
@@ -90,6 +93,8 @@ class Manifest(NamedTuple):
     committed: bool
 
 
+_PINNED: r.UpdateMode = "pinned"
+
 _Fields = Mapping[str, "_Fields | None"]
 
 _DONE: _Fields = {
@@ -99,10 +104,11 @@ _DONE: _Fields = {
     "rollout_id": None,
     "version_min": None,
     "version_max": None,
+    "updates": None,
 }
 _KEPT: Mapping[str, _Fields] = {
     "Prompt": dict.fromkeys(("prompt_id", "epoch", "purpose", "group_size", "min_version", "round_size")),
-    "TrajectoryStarted": dict.fromkeys(("trajectory_id", "attempt", "rollout_id", "incarnation", "version")),
+    "TrajectoryStarted": dict.fromkeys(("trajectory_id", "attempt", "rollout_id", "incarnation", "version", "updates")),
     "TrajectoryTokens": {"trajectory_id": None, "attempt": None, "start": None, "tokens": {"n_tokens": None}},
     "CompletedTrajectory": _DONE,
     "ScoredTrajectory": {"trajectory": _DONE},
@@ -120,6 +126,7 @@ def _done(p: Any) -> Done:
         p["rollout_id"],
         p["version_min"],
         p["version_max"],
+        p["updates"] == _PINNED,
     )
 
 
@@ -128,7 +135,7 @@ _MAKE: Mapping[str, Callable[[Any], object]] = {
         p["prompt_id"], p["group_size"], p["purpose"] == "train", p["epoch"], p["round_size"], p["min_version"]
     ),
     "TrajectoryStarted": lambda p: Started(
-        p["trajectory_id"], p["attempt"], p["rollout_id"], p["incarnation"], p["version"]
+        p["trajectory_id"], p["attempt"], p["rollout_id"], p["incarnation"], p["version"], p["updates"] == _PINNED
     ),
     "TrajectoryTokens": lambda p: Delta(p["trajectory_id"], p["attempt"], p["start"], p["tokens"]["n_tokens"]),
     "CompletedTrajectory": _done,

@@ -89,6 +89,7 @@ def report(fold: Fold, reached: Reached) -> Ledger:
         undecodable=len(fold.unreadable),
         staleness=dict(fold.steps.staleness),
         max_versions_per_trajectory=fold.max_versions,
+        mean_versions_per_trajectory=fold.n_versions / max(1, fold.n_sampled),
         incomplete=tuple(sorted(fold.gone - {"rollouts.commands"})),
         violations=tuple(violations),
         skipped=tuple(sorted(fold.letters.skipped, key=str)),

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from laminar.streams.audit.letters import LetterBook
-from laminar.streams.audit.member import Member, Result
+from laminar.streams.audit.member import Member, Owner, Result
+from laminar.streams.audit.peek import Done
 from laminar.streams.audit.versions import Numbers, VersionBook
 from laminar.streams.ledger import Place, Stage, ViolationKind
 
@@ -44,7 +45,6 @@ class View:
     letters: LetterBook
     versions: VersionBook
     made: Numbers
-    pinned: bool
     max_staleness: int | None
     gone: frozenset[str]
     """Topics whose beginning retention has removed."""
@@ -208,9 +208,14 @@ def _sampled_by(member: Member, result: Result, view: View) -> Iterator[Finding]
     first = member.owners[0] if member.owners else None
     if first is not None and not (first.version >= 0 and first.attempt == done.attempt):
         first = None  # which version its owner held is not said
-    if view.pinned and first is not None and done.version_min == done.version_max != first.version:
+    if first is not None and _is_wrong(done, first):
         detail = f"sampled by version {done.version_min}, but its owner held {first.version}"
         yield Finding("wrong_version", (result.place, first.place), detail, True)
+    if done.pinned and done.version_min != done.version_max:
+        begun = [one for one in member.owners if not one.moved]
+        if all(one.pinned for one in begun):  # not one that a change of the setting overtook
+            detail = f"sampled by versions {done.version_min} to {done.version_max} although versions are pinned"
+            yield Finding("two_versions", (result.place,), detail, view.old(result.place))
     if member.prompts and done.version_min < member.min_version:
         detail = f"sampled by version {done.version_min}, its prompt asks for {member.min_version} or newer"
         yield Finding("wrong_version", (result.place, member.prompts[0]), detail, True)
@@ -218,6 +223,13 @@ def _sampled_by(member: Member, result: Result, view: View) -> Iterator[Finding]
         fault = view.versions.fault_of(version, view.made)
         if fault is not None:
             yield Finding(fault[0], (result.place,), fault[1], view.old(result.place))
+
+
+def _is_wrong(done: Done, first: Owner) -> bool:
+    """Whether its only owner cannot have sampled it by this version."""
+    if done.version_min < first.version:
+        return True
+    return first.pinned and done.pinned and done.version_min == done.version_max != first.version
 
 
 def _scores(member: Member, view: View) -> Iterator[Finding]:

@@ -299,20 +299,61 @@ def test_trained_without_a_result_is_a_violation(story: Story) -> None:
     assert only(story.audit()) == f"no_result {story.ids[0]} training.steps[0]@1"
 
 
-def test_c8_two_versions_in_one_trajectory_are_a_violation_under_pinned_only(story: Story) -> None:
+def two_versions(*versions: int, updates: r.UpdateMode) -> dict[str, Any]:
+    """A response with two tokens of each."""
+    return {
+        "response": Tokens.concat([sample.tokens(2, version=version) for version in versions]),
+        "version_min": min(versions),
+        "version_max": max(versions),
+        "updates": updates,
+    }
+
+
+def test_c8_two_versions_in_one_trajectory_are_a_violation_where_versions_are_pinned(story: Story) -> None:
     story.admit()
     story.start()
     story.complete(0)
-    story.complete(
-        1,
-        response=Tokens.concat([sample.tokens(2, version=3), sample.tokens(2, version=4)]),
-        version_min=3,
-        version_max=4,
-    )
+    story.complete(1, **two_versions(3, 4, updates="pinned"))
     ledger = story.audit()
     assert only(ledger) == f"two_versions {story.ids[1]} trajectories.completed[0]@1"
     assert ledger.max_versions_per_trajectory == 2
-    assert story.audit(pinned=False).balanced
+    assert ledger.mean_versions_per_trajectory == 1.5
+
+
+@pytest.mark.parametrize(
+    ("began", "ended"), [("in_flight", "in_flight"), ("pinned", "in_flight"), ("in_flight", "pinned")]
+)
+def test_two_versions_are_none_where_a_rollout_changed_its_weights_in_flight(
+    story: Story, began: r.UpdateMode, ended: r.UpdateMode
+) -> None:
+    """Also when the setting was changed while it was being sampled."""
+    story.admit()
+    story.write(*(sample.started(story.of, member, updates=began) for member in range(story.of.group_size)))
+    story.complete(0, updates=ended)
+    story.complete(1, **two_versions(3, 4, updates=ended))
+    ledger = story.audit()
+    assert ledger.balanced
+    assert (ledger.max_versions_per_trajectory, ledger.mean_versions_per_trajectory) == (2, 1.5)
+
+
+def test_an_older_version_behind_a_newer_one_is_a_violation_in_flight(story: Story) -> None:
+    story.admit()
+    story.write(*(sample.started(story.of, member, updates="in_flight") for member in range(story.of.group_size)))
+    story.complete(0, **two_versions(3, 5, 4, updates="in_flight"))
+    story.complete(1, **two_versions(3, 4, 5, updates="in_flight"))
+    ledger = story.audit()
+    assert only(ledger) == f"version_back {story.ids[0]} trajectories.completed[0]@0"
+    assert "token 4 was sampled by version 4, the one before it by 5" in ledger.violations[0].detail
+
+
+def test_a_version_older_than_the_rollout_held_when_it_began_is_a_violation_in_flight(story: Story) -> None:
+    story.admit()
+    story.write(
+        *(sample.started(story.of, member, updates="in_flight", version=4) for member in range(story.of.group_size))
+    )
+    story.complete(0, **two_versions(3, 4, updates="in_flight"))
+    story.complete(1, **two_versions(4, 6, updates="in_flight"))
+    assert only(story.audit()) == f"wrong_version {story.ids[0]} trajectories.completed[0]@0"
 
 
 @pytest.mark.parametrize(
