@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from laminar.operators.trainer.advantage import group_advantages
 from laminar.operators.trainer.batch import Group
 from laminar.operators.trainer.config import AlgorithmConfig
@@ -83,7 +85,7 @@ def select(groups: Sequence[Group], *, version: int, max_staleness: int | None, 
         denominator=max(1, n_tokens + masked_tokens),
         n_tokens=n_tokens,
         staleness={str(lag): stale[lag] for lag in sorted(stale)},
-        metrics=_metrics(groups, len(samples), stale),
+        metrics={**_metrics(groups, len(samples), stale), **_versions(samples, version)},
     )
 
 
@@ -105,4 +107,19 @@ def _metrics(groups: Sequence[Group], kept: int, stale: Mapping[int, int]) -> di
         "response_len_mean": sum(s.trajectory.response.n_tokens for s in scored) / n,
         "staleness_mean": sum(lag * count for lag, count in stale.items()) / max(1, kept),
         "staleness_max": float(max(stale, default=0)),
+    }
+
+
+def _versions(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """How many versions are in a trajectory, and how old its tokens are (case C2): its oldest one says neither."""
+    n_versions = n_tokens = lag = 0
+    for sample in samples:
+        sampled_T = sample.trajectory.response.versions_T[sample.trajectory.response.mask_T != 0]
+        mixed = sample.trajectory.version_min != sample.trajectory.version_max
+        n_versions += len(np.unique(sampled_T)) if mixed else 1
+        n_tokens += len(sampled_T)
+        lag += version * len(sampled_T) - int(sampled_T.sum(dtype=np.int64))
+    return {
+        "versions_mean": n_versions / max(1, len(samples)),
+        "staleness_token_mean": lag / max(1, n_tokens),
     }

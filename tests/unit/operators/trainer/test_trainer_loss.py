@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from laminar.schemas import records as r
 from laminar.schemas.errors import CheckpointError, ConfigError
 from laminar.schemas.tokens import Tokens, ids_buffer
 from laminar.streams.log import TopicPartition
-from tests.support.dataflow import make_prompt
+from tests.support.dataflow import make_prompt, make_tokens
 from tests.support.training import scored
 
 
@@ -329,6 +330,27 @@ def test_f7_a_truncated_answer_follows_its_policy(
     assert batch.denominator == denominator
     reasons = [d.reason for d in batch.dropped]
     assert reasons == ([] if policy == "keep" else ["truncated"])
+
+
+def test_c2_staleness_is_of_the_oldest_version_in_a_trajectory_and_of_each_token() -> None:
+    prompt = make_prompt(0)
+    members = [scored(prompt, m, float(m == 0), n=4) for m in range(4)]
+    response = Tokens.concat([make_tokens(1, 1), make_tokens(2, 2), make_tokens(1, 4)])
+    flown = replace(members[0].trajectory, response=response, version_min=1, version_max=4, updates="in_flight")
+    members[0] = replace(members[0], trajectory=flown)
+
+    def batch(max_staleness: int) -> Batch:
+        config = AlgorithmConfig(zero_advantage="keep", min_group=1)
+        return select([_group(members)], version=4, max_staleness=max_staleness, config=config)
+
+    assert batch(4).staleness == {"3": 1, "4": 3}
+    metrics = batch(4).metrics
+    assert metrics["versions_mean"] == (3 + 1 + 1 + 1) / 4
+    assert metrics["staleness_token_mean"] == (3 + 2 + 2 + 0 + 3 * 4 * 4) / 16
+    assert metrics["staleness_mean"] == (3 + 3 * 4) / 4
+    members[1:] = [scored(prompt, m, 0.0, n=4, version=4) for m in range(1, 4)]
+    assert [d.reason for d in batch(2).dropped] == ["stale"]  # three tokens are young enough, the first is not
+    assert batch(3).dropped == ()
 
 
 def test_zero_advantages_can_be_kept() -> None:
