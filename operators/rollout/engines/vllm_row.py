@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from array import array
+import struct
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from laminar.operators.rollout.engine import Delta, EngineRequest
 from laminar.schemas.records import FinishReason
 from laminar.schemas.tokens import EMPTY, Tokens
 
 __all__ = ["Row", "seed_of"]
+
+_LEAST = -math.inf
 
 
 def seed_of(seed: int, n_sampled: int) -> int:
@@ -23,10 +23,13 @@ def seed_of(seed: int, n_sampled: int) -> int:
 
 
 class Row:
-    """See the module's docstring. ``decode`` turns ids into text, for stop strings."""
+    """See the module's docstring. ``decode`` turns ids into text, for stop strings.
+
+    ``add`` runs once for each row and step, ``take`` once for each row and poll: they are written for that.
+    """
 
     __slots__ = (
-        "_decode", "_ids", "_logprobs", "_tail", "_versions", "_window", "error", "finish", "limit",
+        "_before", "_decode", "_ids", "_logprobs", "_tail", "_version", "_window", "ended", "error", "finish", "limit",
         "n_response", "name", "preemptions", "request", "stops",
     )  # fmt: skip
 
@@ -49,50 +52,67 @@ class Row:
         self.n_response = request.sampled.n_tokens
         self.finish: FinishReason | None = None
         self.error: str | None = None
+        self.ended = False
+        """Nothing more is sampled."""
         self.preemptions = 0
         """Seen so far."""
         self._decode = decode
-        self._ids = array("i")
-        self._logprobs = array("f")
-        self._versions = array("i")
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._version = -1
+        """Of these tokens."""
+        self._before: list[Tokens] = []
+        """Not said either, and of versions before that."""
         texts = request.sampling.stop
         self._window = max((len(text.encode()) for text in texts), default=0) + 4
-        self._tail: list[int] = request.sampled.ids_T.tolist()[-self._window :] if texts else []
+        self._tail: list[int] | None = request.sampled.ids_T.tolist()[-self._window :] if texts else None
         sampled = request.sampled
         if sampled.n_tokens and int(sampled.ids_T[-1]) in stops:
-            self.finish = "stop"
+            self._end("stop")
         elif self.n_response >= limit:
-            self.finish = "length"
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more is sampled."""
-        return self.finish is not None or self.error is not None
+            self._end("length")
 
     def add(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
         """Take new tokens, up to the one that ends it."""
+        if version != self._version:
+            self._set_aside()
+            self._version = version
         for token, logprob in zip(ids, logprobs, strict=True):
             if self.ended:
                 return
-            if not (math.isfinite(logprob) and logprob <= 0):
-                self.error = f"logprob {logprob} at token {self.n_response}"
+            if not _LEAST < logprob <= 0.0:  # NaN neither
+                self.fail(f"logprob {logprob} at token {self.n_response}")
                 return
             self._ids.append(token)
             self._logprobs.append(logprob)
-            self._versions.append(version)
             self.n_response += 1
-            if token in self.stops or self._stop_string(token):
-                self.finish = "stop"
+            if token in self.stops or (self._tail is not None and self._stop_string(token)):
+                self._end("stop")
             elif self.n_response >= self.limit:
-                self.finish = "length"
+                self._end("length")
+
+    def fail(self, why: str) -> None:
+        """It ends here, with an error."""
+        self.error = why
+        self.ended = True
 
     def take(self) -> Delta | None:
         """What was not said yet; None when there is nothing to say."""
-        if not self._ids and not self.ended:
+        if not self._ids and not self._before and not self.ended:
             return None
-        return Delta(
-            trajectory_id=self.request.trajectory_id, tokens=self._flush(), finish=self.finish, error=self.error
-        )
+        tokens = self._flush()
+        if self._before:
+            tokens = Tokens.concat([*self._before, tokens])
+            self._before = []
+        return Delta(trajectory_id=self.request.trajectory_id, tokens=tokens, finish=self.finish, error=self.error)
+
+    def _end(self, finish: FinishReason) -> None:
+        self.finish = finish
+        self.ended = True
+
+    def _set_aside(self) -> None:
+        if self._ids:
+            self._before.append(self._flush())
 
     def _flush(self) -> Tokens:
         n = len(self._ids)
@@ -100,20 +120,17 @@ class Row:
             return EMPTY
         tokens = Tokens(
             n_tokens=n,
-            ids=np.asarray(self._ids, dtype="<i4").tobytes(),
-            logprobs=np.asarray(self._logprobs, dtype="<f4").tobytes(),
-            versions=np.asarray(self._versions, dtype="<i4").tobytes(),
+            ids=struct.pack(f"<{n}i", *self._ids),
+            logprobs=struct.pack(f"<{n}f", *self._logprobs),
+            versions=struct.pack("<i", self._version) * n,
             mask=b"\x01" * n,
         )
-        for part in (self._ids, self._logprobs, self._versions):
-            del part[:]
+        self._ids.clear()
+        self._logprobs.clear()
         return tokens
 
     def _stop_string(self, token: int) -> bool:
         """Whether this token completes one of the stop strings, also one that began before a resume."""
-        texts = self.request.sampling.stop
-        if not texts:
-            return False
-        self._tail = [*self._tail, token][-self._window :]
+        self._tail = [*(self._tail or ()), token][-self._window :]
         text = self._decode(self._tail)
-        return any(stop in text for stop in texts)
+        return any(stop in text for stop in self.request.sampling.stop)
