@@ -1,0 +1,1 @@
+"""What ``benchmarks.vllm_rollout`` is made of."""
