@@ -21,7 +21,7 @@ from laminar.operators.rollout.self_check import ask, judge, questions, toleranc
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import Unavailable
 from laminar.schemas.records import VersionManifest
-from laminar.schemas.tokens import Tokens
+from laminar.schemas.tokens import EMPTY, Tokens
 from laminar.streams.deadline import Deadline
 
 __all__ = ["CheckedEngine"]
@@ -75,16 +75,27 @@ class CheckedEngine:
                 raise
         return False
 
+    def asks(self, manifest: VersionManifest) -> int:
+        """How many requests ``confirm`` will put after the next load."""
+        return len(questions(manifest, limits=self.limits)) if self._due else 0
+
     @property
     def out_of_service(self) -> bool:
         """Started anew, it failed twice and more: it waits for another version."""
         return self._strikes > 1
 
+    @property
+    def _due(self) -> bool:
+        """Whether the next load is checked."""
+        every = self._config.every
+        fresh = not self._proven or self._engine.version < 0
+        return every > 0 and (fresh or self._unchecked + 1 >= every)
+
     def _wrong(self, manifest: VersionManifest) -> str | None:
         """What the check finds; None: nothing, or there is none to make."""
+        due = self._due
         self._unchecked += 1
-        every = self._config.every
-        if every == 0 or (self._proven and self._unchecked < every):
+        if not due:
             return None
         asked = questions(manifest, limits=self.limits)
         if not asked:
@@ -157,6 +168,8 @@ class CheckedEngine:
         """See Engine.abort."""
         mine = [delta for delta in self._held if delta.trajectory_id == trajectory_id]
         rest = self._engine.abort(trajectory_id)
+        if rest is not None and not self._confirmed:
+            return Delta(trajectory_id=trajectory_id, tokens=EMPTY)
         if not mine:
             return rest
         self._held = [delta for delta in self._held if delta.trajectory_id != trajectory_id]
@@ -173,12 +186,13 @@ class CheckedEngine:
         if self._held:
             held, self._held = self._held, []
             return held
-        return self._engine.poll(timeout_s)
+        deltas = self._engine.poll(timeout_s)
+        return deltas if self._confirmed else []
 
     def load(self, weights: Mapping[str, TensorView], version: int) -> None:
         """See Engine.load. ``confirm`` comes next."""
         if self._engine.version < 0:
-            self._proven = False
+            self._proven = False  # it has just started
         self._engine.load(weights, version)
         self._confirmed = False
 

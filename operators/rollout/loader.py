@@ -89,7 +89,11 @@ class Loader:
                 wait_s = self._failed(now)
                 logger.warning("version %d: trying again in %.1f s: %s", manifest.version, wait_s, error)
                 return False
-            self._engine.load(views, manifest.version)
+            try:
+                self._engine.load(views, manifest.version)
+            except EngineLost:
+                self._failed(now)
+                raise
         try:
             confirmed = self._engine.confirm(manifest)
         except EngineLost:

@@ -86,10 +86,11 @@ class Updates:
         """Try once. Raises WeightsMismatch when the engine refuses the weights."""
         config = self._config
         timeout_s = config.old_version_timeout_s if plan.is_old else config.load_timeout_s
+        made_room = self._work.make_room(self._engine.asks(plan.manifest), now)
         loaded = self._loader.load(plan.manifest, now, timeout_s=timeout_s)
-        if loaded:
+        if loaded or made_room:
             self._work.begin_parked(now)
-        elif plan.is_old and self._loader.failures >= config.old_version_attempts:
+        if not loaded and plan.is_old and self._loader.failures >= config.old_version_attempts:
             self._work.hand_back_parked(plan.manifest.version, now)
         return loaded
 

@@ -89,6 +89,18 @@ class Work:
             if not owned.in_engine:
                 self.begin(owned, now)
 
+    def make_room(self, n: int, now: float) -> bool:
+        """Take the youngest out of an engine that is too full to answer ``n`` more requests soon (an eighth of its
+        batch is room enough). Whether any was taken: ``begin_parked`` puts them back."""
+        limits, stats = self._engine.limits, self._engine.stats()
+        wanted = min(n, max(1, limits.max_running // 8)) - (limits.max_running - stats.running - stats.waiting)
+        if not n or wanted <= 0:
+            return False
+        youngest = [owned for owned in self.ledger if owned.in_engine][::-1]
+        for owned in youngest[:wanted]:
+            self._withdraw(owned, now)
+        return bool(youngest)
+
     def adopt(self, command: r.AdoptCommand, now: float, *, accept: bool) -> None:
         """Go on with a trajectory, or hand it back. Duplicates and older attempts are ignored."""
         snapshot = command.snapshot

@@ -314,13 +314,51 @@ def test_d2_an_abort_after_the_check_returns_what_was_held_back() -> None:
 
 
 def test_d2_what_is_sampled_beside_a_check_that_fails_is_seen_by_nobody() -> None:
-    case = Case(anew=True)
+    case = Case()
     _running(case)
     case.answer = raw
-    with pytest.raises(EngineLost):
+    with pytest.raises(Unavailable):
         case.load(4)
+    assert case.engine.stats().running == 1
     assert case.checked.poll(0.0) == []
-    assert case.checked.abort("d/0/0/0") is None
+    rest = case.checked.abort("d/0/0/0")
+    assert rest is not None
+    assert rest.tokens.n_tokens == 0
+
+
+def test_d2_a_full_engine_makes_room_for_the_check_and_goes_on_with_all_it_had(stage: Stage) -> None:
+    engine = ScriptedEngine(
+        lambda request: right(request) if request.trajectory_id.startswith(RESERVED) else ten(300), max_running=8
+    )
+    stage.world.write(manifest(1))
+    rollout = stage.rollout(engine=engine, updates="in_flight")
+    stage.prompts(2, sampling=r.Sampling(max_tokens=1000))
+    stage.run(1.0, rollout)
+    assert engine.stats().running == 8
+    stage.world.write(manifest(2))
+    stage.until(lambda: engine.loads == [1, 2], rollout)
+    assert engine.stats().running + engine.stats().waiting == 8
+    stage.until(lambda: len(stage.completed()) == 8, rollout)
+    for one in stage.completed().values():
+        assert one.response.ids_T.tolist() == list(range(100, 400))
+        assert (one.version_min, one.version_max) == (1, 2)
+
+
+def test_d2_a_load_that_fails_leaves_all_running_that_made_room_for_the_check(stage: Stage) -> None:
+    engine = ScriptedEngine(
+        lambda request: right(request) if request.trajectory_id.startswith(RESERVED) else ten(300), max_running=8
+    )
+    stage.world.write(manifest(1))
+    rollout = stage.rollout(engine=engine, updates="in_flight")
+    stage.prompts(2, sampling=r.Sampling(max_tokens=1000))
+    stage.run(1.0, rollout)
+    stage.weights.missing.add(2)
+    stage.weights.fetch = lambda newest: newest  # type: ignore[method-assign]
+    stage.world.write(manifest(2))
+    stage.run(1.0, rollout)
+    assert 2 in stage.weights.opened
+    assert engine.loads == [1]
+    assert engine.stats().running == 8
 
 
 def test_d2_a_rollout_out_of_service_takes_no_groups_and_says_that_it_holds_no_version(stage: Stage) -> None:
