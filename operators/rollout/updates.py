@@ -68,6 +68,8 @@ class Updates:
 
     def plan(self, now: float) -> Plan | None:
         """What to load now; None: stay. Hands back what waits for a version that is not to be had."""
+        if self._engine.out_of_service:
+            self._work.hand_back_parked(None, now)
         holding = self._holding()
         wanted = version_to_load(holding)
         if wanted is None or not self._loader.is_due(wanted, now):
