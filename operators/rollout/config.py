@@ -29,7 +29,27 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class TorchEngineConfig(_Section):
+class _ProcessSettings(_Section):
+    """Where an engine lives, and how its process is looked after if it has one of its own."""
+
+    process: Literal["own", "shared"] = "shared"
+    """``own``: the engine has a process of its own, which decodes while the operator is busy, and is started anew when
+    it dies or hangs. ``shared``: it lives in the operator's process. The settings below are of its own process."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """An engine that is not ready by then has failed to start."""
+    hung_after_s: float = Field(default=60.0, gt=0)
+    """A process that has work, and reported nothing for so long, is killed and started anew."""
+    load_hung_after_s: float = Field(default=300.0, gt=0)
+    """The same while it loads weights."""
+    restart_backoff_s: float = Field(default=0.5, gt=0)
+    """Wait before the engine is started anew; doubles with each time, until it has lived for a minute."""
+    restart_backoff_max_s: float = Field(default=30.0, gt=0)
+    """Longest such wait."""
+    start_attempts: int = Field(default=5, ge=1)
+    """After so many failed starts in a row the rollout gives up, and its process starts anew."""
+
+
+class TorchEngineConfig(_ProcessSettings):
     """Any Hugging Face causal language model on CPU or GPU, with continuous batching."""
 
     kind: Literal["torch"] = "torch"
@@ -47,10 +67,13 @@ class TorchEngineConfig(_Section):
     """Tokens decoded per sequence before the rollout looks at its commands again."""
 
 
-class VllmEngineConfig(_Section):
-    """vLLM, in the operator's process, for every model that it serves, on GPU or CPU."""
+class VllmEngineConfig(_ProcessSettings):
+    """vLLM, for every model that it serves, on GPU or CPU."""
 
     kind: Literal["vllm"] = "vllm"
+    process: Literal["own", "shared"] = "own"
+    """``own``: the engine has a process of its own, which decodes while the operator is busy, and is started anew when
+    it dies or hangs. ``shared``: it lives in the operator's process. ``start_timeout_s`` and so on are for ``own``."""
     max_running: int = Field(default=64, ge=1)
     """Sequences decoded together (vLLM's ``max_num_seqs``)."""
     max_model_len: int | None = Field(default=None, ge=2)
@@ -80,7 +103,7 @@ class VllmEngineConfig(_Section):
         return environment(value)
 
 
-class ScriptedEngineConfig(_Section):
+class ScriptedEngineConfig(_ProcessSettings):
     """No model: responses of random tokens and length, drawn from the prompt and the seed.
 
     For trying a deployment (brokers, supervisors, faults) without a GPU; whatever fails and is resumed, a prompt's

@@ -97,6 +97,7 @@ class TorchEngine(InProcess):
         self._deltas: list[Delta] = []
         self._born = 0
         self._preempted = 0
+        self.vocab_size = self._model.vocab_size
         self.name = "torch-" + ".".join(torch.__version__.split(".")[:2])
 
     @property
@@ -114,7 +115,7 @@ class TorchEngine(InProcess):
         where = request.trajectory_id
         if where in self._ids:
             raise InvalidRequest(f"{where}: already in the engine")
-        check_request(request, self._limits, self._model.vocab_size)
+        check_request(request, self._limits, self.vocab_size)
         sampling = request.sampling
         row = Row(
             request,

@@ -17,27 +17,27 @@ from laminar.operators.weights import TensorView
 from laminar.pipeline.examples.tokenizer import symbol_tokenizer
 from tests.integration.rollout.engine_contract.subject import Subject
 
+PROMPTS = tuple(tuple(range(4 + n, 7 + 2 * n)) for n in range(6))
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def make(*, max_running: int = 4, max_model_len: int = 64, kv_total: int = 256) -> Subject:
     """Nothing but a request's own stop tokens ends a response, so that all are long."""
-    engine = TorchEngine(
-        _folder(),
-        max_running=max_running,
-        max_model_len=max_model_len,
-        kv_total=kv_total,
-        steps_per_poll=2,
-        eos_token_ids=(),
-    )
-    prompts = tuple(tuple(range(4 + n, 7 + 2 * n)) for n in range(6))
-    wrong = dict(_weights(0))
+    limits = {"max_running": max_running, "max_model_len": max_model_len, "kv_total": kv_total}
+    engine = TorchEngine(folder(), **limits, steps_per_poll=2, eos_token_ids=())
+    return Subject(engine=engine, prompts=PROMPTS, weights=weights, wrong_weights=wrong_weights())
+
+
+def wrong_weights() -> Mapping[str, TensorView]:
+    """One tensor is missing."""
+    wrong = dict(weights(0))
     wrong.pop("model.norm.weight")
-    return Subject(engine=engine, prompts=prompts, weights=_weights, wrong_weights=wrong)
+    return wrong
 
 
 @cache
-def _folder() -> Path:
+def folder() -> Path:
+    """The model's."""
     path = Path(tempfile.mkdtemp(prefix="laminar-contract-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     tokenizer = symbol_tokenizer(list(_LETTERS), separator="", max_length=64)
@@ -64,7 +64,8 @@ def _model(version: int) -> Qwen2ForCausalLM:
 
 
 @cache
-def _weights(version: int) -> Mapping[str, TensorView]:
+def weights(version: int) -> Mapping[str, TensorView]:
+    """Of a version: without a file, as from a test."""
     state = _model(version).state_dict()
     state.pop("lm_head.weight")
     return {

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -18,6 +19,7 @@ from laminar.operators.weights import TensorView
 from laminar.pipeline.examples.tokenizer import symbol_tokenizer
 from tests.integration.rollout.engine_contract.subject import Subject
 
+PROMPTS = tuple(tuple(range(4 + n, 7 + 2 * n)) for n in range(6))
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _BLOCK = 32
 _idle: dict[tuple[int, int, int], list[VllmEngine]] = defaultdict(list)
@@ -28,34 +30,43 @@ def make(*, max_running: int = 4, max_model_len: int = 64, kv_total: int = 256) 
     """Nothing but a request's own stop tokens ends a response, so that all are long."""
     limits = (max_running, max_model_len, kv_total)
     engine = _idle[limits].pop() if _idle[limits] else _engine(*limits)
-    prompts = tuple(tuple(range(4 + n, 7 + 2 * n)) for n in range(6))
-    wrong = dict(_weights(0))
-    wrong.pop("model.layers.1.self_attn.k_proj.weight")
 
     def release() -> None:
         for name in list(engine._rows):
             engine.abort(name)
         _idle[limits].append(engine)
 
-    return Subject(engine=engine, prompts=prompts, weights=_weights, wrong_weights=wrong, release=release)
+    return Subject(engine=engine, prompts=PROMPTS, weights=weights, wrong_weights=wrong_weights(), release=release)
+
+
+def wrong_weights() -> Mapping[str, TensorView]:
+    """One tensor is missing."""
+    wrong = dict(weights(0))
+    wrong.pop("model.layers.1.self_attn.k_proj.weight")
+    return wrong
+
+
+def options(max_running: int, max_model_len: int, kv_total: int) -> dict[str, Any]:
+    """Of an engine with these limits, but for its folder."""
+    return {
+        "max_running": max_running,
+        "max_model_len": min(max_model_len, kv_total // _BLOCK * _BLOCK),
+        "kv_total": kv_total,
+        "steps_per_poll": 2,
+        "eos_token_ids": (),
+        "args": {"enforce_eager": True, "block_size": _BLOCK, "kv_cache_memory_bytes": 64 << 20},
+    }
 
 
 def _engine(max_running: int, max_model_len: int, kv_total: int) -> VllmEngine:
-    made = VllmEngine(
-        _folder(),
-        max_running=max_running,
-        max_model_len=min(max_model_len, kv_total // _BLOCK * _BLOCK),
-        kv_total=kv_total,
-        steps_per_poll=2,
-        eos_token_ids=(),
-        args={"enforce_eager": True, "block_size": _BLOCK, "kv_cache_memory_bytes": 64 << 20},
-    )
+    made = VllmEngine(folder(), **options(max_running, max_model_len, kv_total))
     atexit.register(made.close)
     return made
 
 
 @cache
-def _folder() -> Path:
+def folder() -> Path:
+    """The model's."""
     path = Path(tempfile.mkdtemp(prefix="laminar-contract-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     tokenizer = symbol_tokenizer(list(_LETTERS), separator="", max_length=64)
@@ -82,7 +93,8 @@ def _model(version: int) -> Qwen2ForCausalLM:
 
 
 @cache
-def _weights(version: int) -> Mapping[str, TensorView]:
+def weights(version: int) -> Mapping[str, TensorView]:
+    """Of a version: without a file, as from a test."""
     state = _model(version).state_dict()
     state.pop("lm_head.weight")
     return {
