@@ -86,6 +86,9 @@ class TrainerConfig(OperatorConfig):
     """Budget of one forward pass: rows times the longest row, prompt and padding included."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer stay float32."""
+    recompute: bool = False
+    """Keep only what goes into each layer, and compute the layer again in the backward pass: far less memory, a third
+    more time, the same gradients."""
     device: str = "auto"
     """``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1``."""
     final_evaluation: bool | None = None

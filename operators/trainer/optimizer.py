@@ -31,7 +31,10 @@ def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float
 
 
 def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters; weight decay on those with two dimensions or more."""
+    """AdamW over all parameters; weight decay on those with two dimensions or more.
+
+    On a GPU it is fused: the other kind makes a copy of a moment while it works, 4 bytes a parameter.
+    """
     import torch
 
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -39,6 +42,12 @@ def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+    fused = parameters[0].device.type == "cuda"
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=True
+        [g for g in groups if g["params"]],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        foreach=not fused,
+        fused=fused,
     )

@@ -26,10 +26,13 @@ from laminar.operators.trainer.config import TrainerConfig
 from laminar.operators.trainer.loss import LossSums, clip_loss, token_logprobs
 from laminar.operators.trainer.optimizer import adamw, learning_rate
 from laminar.operators.trainer.packing import Rows, micro_batches, rows
+from laminar.operators.trainer.probes import Probing
 from laminar.operators.trainer.publish import identity_of, named_tensors, tied_names
+from laminar.operators.trainer.recomputing import recompute
 from laminar.operators.trainer.selection import Batch
 from laminar.operators.weights import NamedTensor
 from laminar.schemas.errors import CheckpointError, ConfigError
+from laminar.schemas.records import Probe
 
 __all__ = ["Policy", "device_of", "load_model"]
 
@@ -52,10 +55,13 @@ class Policy:
         self._config = config
         self._device = device_of(config.device)
         self._model = model.to(device=self._device, dtype=torch.float32).eval()
+        if config.recompute:
+            recompute(self._model)
         self._optimizer = adamw(self._model, config.optimizer)
         self._total_steps = total_steps
         self._publish_dtype: torch.dtype = getattr(torch, publish_dtype)
         self._tied = tied_names(self._model)
+        self._probing = Probing(self._model)
         self._step = 0
         self._denominator = 1.0
         self._left: list[Rows] = []
@@ -76,6 +82,10 @@ class Policy:
     def tensors(self) -> Iterator[NamedTensor]:
         """See Learner.tensors. One tensor at a time is cast and copied to the host."""
         return named_tensors(self._model, self._publish_dtype, self._tied)
+
+    def probes(self) -> tuple[Probe, ...]:
+        """See Learner.probes: one forward pass as those of training are, under the weights in float32."""
+        return self._probing.ask(self._model, device=self._device, autocast=self._config.dtype == "bfloat16")
 
     def begin(self, batch: Batch, step: int) -> None:
         """See Learner.begin."""
@@ -203,9 +213,12 @@ def device_of(name: str) -> torch.device:
 def load_model(config: ModelConfig) -> Any:
     """The Hugging Face causal LM in the folder, in float32. Raises ConfigError in one line."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     if not (config.path / "config.json").is_file():
         raise ConfigError(f"model.path: {config.path} is no model folder (a folder with config.json is needed)")
+    bars: Any = transformers_logging  # its functions have no annotations
+    bars.disable_progress_bar()  # they would stand in the process's log
     try:
         return AutoModelForCausalLM.from_pretrained(
             config.path,
