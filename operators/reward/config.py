@@ -15,16 +15,18 @@ class RewardConfig(OperatorConfig):
     """Scores finished trajectories: ``trajectories.completed`` to ``trajectories.scored``."""
 
     kind: Literal["reward"] = "reward"
-    function: str = Field(default="exact", pattern=r"^(exact|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")
-    """``exact``, or ``module:function``: a Python callable that takes a CompletedTrajectory and returns a number."""
+    function: str = Field(default="exact", pattern=r"^(exact|number|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")
+    """``exact`` (the text is the reference answer), ``number`` (the number in it is), or ``module:function``: a Python
+    callable that takes a CompletedTrajectory and returns a number."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for the function; for ``exact``: strip, ignore_case, require_stop."""
+    """Keyword arguments for the function; for ``exact``: strip, ignore_case, require_stop; for ``number``: pick (last,
+    first), tolerance, require_stop."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Limit of one call of ``module:function``; then its process is killed and replaced."""
     max_attempts: int = Field(default=2, ge=1)
     """Calls per trajectory before its reward is null (raised, crashed or out of time)."""
     concurrency: int = Field(default=2, ge=1)
-    """Processes that run ``module:function``; ``exact`` needs none."""
+    """Processes that run ``module:function``; ``exact`` and ``number`` need none."""
     startup_timeout_s: float = Field(default=120.0, gt=0)
     """Limit for such a process to import the function."""
     max_in_hand: int = Field(default=1024, ge=1)

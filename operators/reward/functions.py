@@ -12,12 +12,23 @@ is a failure too. A failure is never a reward of 0: it is recorded as null and s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal
 
 from laminar.schemas.records import CompletedTrajectory
 
-__all__ = ["RewardFunction", "Score", "exact", "score_of", "truncation_penalty"]
+__all__ = ["BUILT_IN", "RewardFunction", "Score", "exact", "number", "number_in", "score_of", "truncation_penalty"]
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w.])[-+\u2212])?"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+|(?<![0-9])(?=\.[0-9]))"
+    r"(?:\.[0-9]+)?"
+)
+_MARKED = re.compile(r"####|\\boxed\{")
+_MOST_DIGITS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,62 @@ def exact(
         reference, text = reference.casefold(), text.casefold()
     finished = trajectory.finish == "stop" or not require_stop
     return Score(reward=float(finished and text == reference))
+
+
+def number(
+    trajectory: CompletedTrajectory,
+    *,
+    pick: Literal["last", "first"] = "last",
+    tolerance: float = 0.0,
+    require_stop: bool = True,
+) -> Score:
+    """1 if the number in the text is the reference answer, else 0, also where there is none.
+
+    The number is the first one after the last ``####`` or ``\\boxed{``; without such a mark the ``last`` one of the
+    text, or the ``first``. ``12``, ``+12``, ``12.0``, ``$12``, ``12.`` and ``**12**`` are one number, ``1,250`` and
+    ``1250`` are one, a minus counts that no letter, digit or point stands before (``9-3`` ends in 3). No words,
+    fractions or powers.
+    ``tolerance``: how far it may lie off. ``require_stop``: a truncated answer is never right. Without a reference
+    answer that is a number there is no reward.
+    """
+    given, whose = trajectory.prompt.reference, trajectory.prompt.prompt_id
+    if given is None:
+        return Score(reward=None, failure=f"{whose} has no reference answer")
+    reference = number_in(given)
+    if reference is None:
+        return Score(reward=None, failure=f"{whose}: the reference answer {given[:40]!r} is no number")
+    found = number_in(trajectory.text, pick=pick)
+    right = found is not None and abs(found - reference) <= Decimal(tolerance)
+    finished = trajectory.finish == "stop" or not require_stop
+    return Score(reward=float(right and finished), components={"number_found": float(found is not None)})
+
+
+def number_in(text: str, *, pick: Literal["last", "first"] = "last") -> Decimal | None:
+    """The number that a text gives as its answer; None: it has none (see ``number``).
+
+    >>> number_in("17 + 5 = 22."), number_in("17 + 5", pick="first"), number_in("so #### 1,250 of 9")
+    (Decimal('22'), Decimal('17'), Decimal('1250'))
+    """
+    marks = [mark.end() for mark in _MARKED.finditer(text)]
+    if marks and (marked := _NUMBER.search(text, marks[-1])):
+        return _decimal(marked[0])
+    found: str | None = None
+    for match in _NUMBER.finditer(text):
+        found = match[0]
+        if pick == "first":
+            break
+    return None if found is None else _decimal(found)
+
+
+def _decimal(digits: str) -> Decimal | None:
+    """What was matched, as a number; None for one that is too long to be meant."""
+    if len(digits) > _MOST_DIGITS:
+        return None
+    return Decimal(digits.replace(",", "").replace("\u2212", "-"))
+
+
+BUILT_IN: Mapping[str, Callable[..., Score]] = {"exact": exact, "number": number}
+"""By the names that a run file may say; they run in the operator's own process."""
 
 
 def score_of(value: object) -> Score:

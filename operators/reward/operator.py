@@ -1,17 +1,21 @@
 """The reward operator: finished trajectories in, scored trajectories out, exactly once.
 
-``exact`` runs in the step itself; a function of one's own runs in processes (``pool.py``), so that a step never waits
-for it: a call of 30 s holds its partition and nothing else. A failure is a null reward with its reason, never a 0.
+``exact`` and ``number`` run in the step itself; a function of one's own runs in processes (``pool.py``), so that a step
+never waits for it: a call of 30 s holds its partition and nothing else. A failure is a null reward with its reason,
+never a 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from laminar.operators.operator import Context
 from laminar.operators.reward.config import RewardConfig
-from laminar.operators.reward.functions import exact
+from laminar.operators.reward.functions import BUILT_IN
 from laminar.operators.reward.pool import Pool
 from laminar.operators.reward.scoring import Scoring
 from laminar.schemas.errors import ConfigError, InvalidRecord
@@ -26,8 +30,8 @@ __all__ = ["build"]
 def build(config: RewardConfig, context: Context) -> Loop:
     """The operator. Raises ConfigError when the function cannot be imported or does not take the options."""
     scoring, where = Scoring(config, context.clock, context.measures), f"operators.{context.name}"
-    if config.function == "exact":
-        worker = _exact(config, scoring, where, context.stopwatch)
+    if config.function in BUILT_IN:
+        worker = _built_in(config, scoring, where, context.stopwatch)
     else:
         worker = _pooled(config, scoring, where)
     try:
@@ -53,17 +57,23 @@ def build(config: RewardConfig, context: Context) -> Loop:
         raise
 
 
-def _exact(config: RewardConfig, scoring: Scoring, where: str, stopwatch: Callable[[], float]) -> Worker:
-    try:
-        signature(exact).bind(None, **config.options)
-    except TypeError as error:
-        valid = ", ".join(name for name, p in signature(exact).parameters.items() if p.kind is p.KEYWORD_ONLY)
-        raise ConfigError(f"{where}.options: {error} (valid for exact: {valid})") from None
+def _built_in(config: RewardConfig, scoring: Scoring, where: str, stopwatch: Callable[[], float]) -> Worker:
+    function = BUILT_IN[config.function]
+    valid = {name: p for name, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    types = get_type_hints(function)
+    options: dict[str, Any] = {}
+    for name, value in config.options.items():
+        if name not in valid:
+            raise ConfigError(f"{where}.options: unknown '{name}' (valid for {config.function}: {', '.join(valid)})")
+        try:
+            options[name] = TypeAdapter(types[name]).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"{where}.options.{name}: {error.errors()[0]['msg']}, not {value!r}") from None
 
     def score(record: Record) -> list[ScoredTrajectory]:
         trajectory = _completed(record)
         start = stopwatch()
-        found = exact(trajectory, **config.options)
+        found = function(trajectory, **options)
         return [scoring.record(trajectory, found, (stopwatch() - start) * 1e3)]
 
     return Inline(score)
