@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from laminar.operators.measure import Measures
 from laminar.schemas.codec import Codec
@@ -35,6 +35,9 @@ class OperatorConfig(BaseModel):
 
     replicas: int = 1
     """How many processes of this operator ``laminar run`` starts."""
+    gpus: int | None = Field(default=None, ge=0)
+    """GPUs that each of these processes gets for itself under ``laminar run`` (``CUDA_VISIBLE_DEVICES``). null: all of
+    them; none, where another operator of the file has a number. Elsewhere whoever starts the process says it."""
 
 
 class ModelConfig(BaseModel):

@@ -9,6 +9,7 @@ import yaml
 
 from laminar.pipeline.config.explaining import resolved_yaml
 from laminar.pipeline.config.models import RunConfig
+from laminar.pipeline.placement import gpus_here, placed
 from laminar.pipeline.run_folder import RunFolder
 from laminar.schemas.errors import ConfigError, DecodeError, TopicMismatch
 from laminar.streams.deadline import Deadline
@@ -146,8 +147,14 @@ def opening_report(config: RunConfig, folder: RunFolder) -> list[str]:
     return [
         f"run {config.name} {going_on} {folder.path}, log {config.log.kind} at {_where(config)}",
         f"processes: {processes}",
+        *_gpus(config),
         _pacing(config),
     ]
+
+
+def _gpus(config: RunConfig) -> list[str]:
+    found = [(name, index, gpus) for (name, index), gpus in placed(config, gpus_here()).items() if gpus]
+    return ["GPUs: " + ", ".join(f"{name}-{index}: {' '.join(gpus)}" for name, index, gpus in found)] if found else []
 
 
 def _pacing(config: RunConfig) -> str:

@@ -25,6 +25,7 @@ from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.config.source import ENV_PREFIX
 from laminar.pipeline.exit_code import CRASHED, DO_NOT_RETRY, FATAL, FINISHED, RETRYABLE, USAGE, WRONG_CONFIG
 from laminar.pipeline.live import Screen
+from laminar.pipeline.placement import environment_of, gpus_here, placed
 from laminar.pipeline.run_folder import RunFolder
 from laminar.pipeline.view import InstanceView, RunFold
 from laminar.pipeline.watch import RunWatch
@@ -98,6 +99,7 @@ class Supervisor:
 
     def _make_children(self) -> list[Child]:
         environment = self._environment()
+        gpus = placed(self._config, gpus_here())
         children = []
         for name, index in self._config.instances():
             instance = f"{name}-{index}"
@@ -106,7 +108,7 @@ class Supervisor:
                     instance,
                     self._command(name, index),
                     log_path=self._folder.log_path(instance),
-                    environment=environment,
+                    environment={**environment, **environment_of(gpus.get((name, index)))},
                     guard=self._guard,
                     settings=self._settings,
                 )

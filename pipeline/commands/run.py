@@ -22,6 +22,7 @@ from laminar.pipeline.opening import (
     refuse_other_log,
     refuse_renamed,
 )
+from laminar.pipeline.placement import gpus_here, placed
 from laminar.pipeline.run_folder import RunFolder
 from laminar.pipeline.screens import open_screen
 from laminar.pipeline.summary import Summary, closing_report, count_totals, write_summary
@@ -64,6 +65,7 @@ def run(path: Path, overrides: list[str]) -> int:
     """The exit code. Raises LaminarError before anything was started."""
     config = load_config(path, overrides).config
     refuse_incomplete(config)
+    placed(config, gpus_here())
     with RunFolder(config) as folder, ExitStack() as stack:
         refuse_other_log(config, folder)
         refuse_renamed(config, folder)

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from laminar.operators.repack.config import RepackConfig
-from laminar.operators.rollout.config import RolloutConfig
+from laminar.operators.rollout.config import RolloutConfig, VllmEngineConfig
+from laminar.operators.trainer.config import TrainerConfig
 from laminar.pipeline.config.models import RunConfig
 from laminar.pipeline.config.schema import did_you_mean
 from laminar.pipeline.config.source import KeyPath
@@ -30,7 +31,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 
 def problems(config: RunConfig, *, check_files: bool = True, only: str | None = None) -> list[tuple[KeyPath, str]]:
     """Everything that is wrong, as (path, message). ``only``: the operator that will run here; None: all of them."""
-    found = _operators(config) + _leases(config) + _partitions(config)
+    found = _operators(config) + _gpus(config) + _leases(config) + _partitions(config)
     if check_files:
         kind = str(getattr(config.operators.get(only or ""), "kind", ""))
         if only is None or kind in _NEED_MODEL:
@@ -51,6 +52,26 @@ def _operators(config: RunConfig) -> list[tuple[KeyPath, str]]:
         if operator.replicas < 0 or (kind in _SINGLE and operator.replicas > 1):
             limit = "at most 1" if kind in _SINGLE else "at least 0"
             found.append(((*at, "replicas"), f"must be {limit} for kind '{kind}', not {operator.replicas}"))
+    return found
+
+
+def _gpus(config: RunConfig) -> list[tuple[KeyPath, str]]:
+    """What is known to use GPUs must be given as many as it uses, where the file says how many anybody gets."""
+    if all(operator.gpus is None for operator in config.operators.values()):
+        return []
+    found: list[tuple[KeyPath, str]] = []
+    for name, operator in config.operators.items():
+        at = ("operators", name, "gpus")
+        if isinstance(operator, TrainerConfig) and (operator.gpus or 0) > 1:
+            found.append((at, f"must be at most 1, not {operator.gpus}: the trainer is one process on one device"))
+        if not isinstance(operator, RolloutConfig) or not isinstance(operator.engine, VllmEngineConfig):
+            continue
+        if operator.gpus == 0:
+            continue  # vLLM on the CPU, said expressly
+        sizes = [operator.engine.args.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline")]
+        if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] != (operator.gpus or 0):
+            text = f"must be {sizes[0] * sizes[1]} (tensor_parallel_size x pipeline_parallel_size), not {operator.gpus}"
+            found.append((at, text))
     return found
 
 
