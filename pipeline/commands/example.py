@@ -1,4 +1,4 @@
-"""``laminar example``: prompts and a warmed-up model as plain files."""
+"""``laminar example``: prompts and a model that can do some of them, as plain files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["command"]
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="sortl or odds.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="sortl, odds or smollm2.", show_default=False)],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is written.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0)] = 0,
     force: Annotated[bool, typer.Option(help="Make a finished example anew.")] = False,

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ _MARKER = "example.json"
 _TRAIN_ROWS = 4096
 _HELDOUT_ROWS = 256
 
+_Maker = Callable[[Path, int, Callable[[str], None]], float | None]
+"""Fills a folder from a seed, saying how far it is; returns the accuracy, where it is known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleFolder:
@@ -35,8 +39,8 @@ class ExampleFolder:
     name: str
     directory: Path
     seed: int
-    accuracy: float
-    """Expected accuracy of a response sampled at temperature 1, on the held-out rows."""
+    accuracy: float | None
+    """Expected accuracy of a response sampled at temperature 1, on the held-out rows; None: was not measured."""
     created: bool
     """False: it was already there and was left alone."""
 
@@ -56,10 +60,10 @@ def write(
 ) -> ExampleFolder:
     """Write example ``name`` into ``directory`` (10 to 20 CPU-seconds); ``say`` gets progress, one line at a time.
 
-    ``force`` makes a finished example anew. Raises ConfigError for an unknown name, or a folder that holds something
-    else or the same example with another seed.
+    ``force`` makes a finished example anew. Raises ConfigError for an unknown name, a package that is missing, or a
+    folder that holds something else or the same example with another seed.
     """
-    made = task(name)
+    make = _maker(name)
     if seed < 0:
         raise ConfigError(f"example: seed {seed} is negative")
     there = _existing(directory)
@@ -77,8 +81,9 @@ def write(
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
     try:
-        accuracy = _make(made, scratch, seed, say)
-        facts = {"name": name, "seed": seed, "accuracy": round(accuracy, 4)}
+        accuracy = make(scratch, seed, say)
+        accuracy = None if accuracy is None else round(accuracy, 4)
+        facts = {"name": name, "seed": seed, "accuracy": accuracy}
         (scratch / _MARKER).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         scratch.chmod(0o755)
         if there is not None:
@@ -89,8 +94,18 @@ def write(
             raise ConfigError(f"{directory}: was filled by somebody else meanwhile") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    say(f"{name}: written to {directory}, sampled accuracy {accuracy:.2f} on {_HELDOUT_ROWS} held-out rows")
-    return ExampleFolder(name=name, directory=directory, seed=seed, accuracy=round(accuracy, 4), created=True)
+    known = "" if accuracy is None else f", sampled accuracy {accuracy:.2f} on {_HELDOUT_ROWS} held-out rows"
+    say(f"{name}: written to {directory}{known}")
+    return ExampleFolder(name=name, directory=directory, seed=seed, accuracy=accuracy, created=True)
+
+
+def _maker(name: str) -> _Maker:
+    """What fills the folder. Raises ConfigError for an unknown name."""
+    if name == "smollm2":
+        from laminar.pipeline.examples import smollm2
+
+        return smollm2.make
+    return partial(_warmed_up, task(name))
 
 
 def _existing(directory: Path) -> ExampleFolder | None:
@@ -108,7 +123,7 @@ def _existing(directory: Path) -> ExampleFolder | None:
         raise ConfigError(f"{directory}: is not empty and is no example (choose an empty or new folder)") from error
 
 
-def _make(made: Task, directory: Path, seed: int, say: Callable[[str], None]) -> float:
+def _warmed_up(made: Task, directory: Path, seed: int, say: Callable[[str], None]) -> float:
     import torch
 
     from laminar.pipeline.examples.warmup import warm_up

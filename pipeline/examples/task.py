@@ -1,7 +1,8 @@
 """What an example task is, and the names of those that exist.
 
 A task draws questions and answers from a random generator, writes rows, and makes its own tokenizer and an untrained
-model; ``warmup`` teaches the model a little, ``folder`` writes everything down.
+model; ``warmup`` teaches the model a little, ``folder`` writes everything down. (``smollm2`` brings a trained model,
+and is no task in this sense.)
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import numpy as np
 
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["NAMES", "Task", "task"]
+__all__ = ["NAMES", "TASKS", "Task", "task"]
 
-NAMES = ("odds", "sortl")
+TASKS = ("odds", "sortl")
+"""Examples with a model of their own, which is warmed up."""
+NAMES = ("odds", "smollm2", "sortl")
+"""All examples."""
 
 
 class Task(Protocol):
@@ -56,7 +60,7 @@ class Task(Protocol):
 
 def task(name: str) -> Task:
     """The task of this name. Raises ConfigError, listing the names, when there is none."""
-    if name not in NAMES:
+    if name not in TASKS:
         raise ConfigError(f"example: unknown {name!r} (valid: {', '.join(NAMES)})")
     module = importlib.import_module(f"laminar.pipeline.examples.{name}")
     made: Task = module.TASK

@@ -52,7 +52,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "none.yaml"], "error: none.yaml: cannot read the configuration: No such file or directory"),
         (["run", "none.yaml"], "error: none.yaml: cannot read the configuration: No such file or directory"),
         (["audit", "none.yaml"], "error: none.yaml: cannot read the configuration: No such file or directory"),
-        (["example", "sorts", "there"], "error: example: unknown 'sorts' (valid: odds, sortl)"),
+        (["example", "sorts", "there"], "error: example: unknown 'sorts' (valid: odds, smollm2, sortl)"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_2(
