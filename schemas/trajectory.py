@@ -25,7 +25,9 @@ __all__ = [
 
 FinishReason = Literal["stop", "length"]
 """``stop``: an end token or stop string was sampled; ``length``: max_tokens or the model's limit was reached."""
-MoveReason = Literal["repack", "dead", "handback", "drain"]
+MoveReason = Literal["repack", "dead", "handback", "drain", "lost"]
+"""``repack``: planned; ``dead``: repack gives one of a dead owner to another; ``handback``: it does not fit, or its
+version is not to be had; ``drain``: its owner stops, or has no engine; ``lost``: it was in an engine that died."""
 UpdateMode = Literal["pinned", "in_flight"]
 """How a rollout takes new weights. ``pinned``: with nothing in the engine, so a trajectory has one version;
 ``in_flight``: as soon as they are there, so later tokens of a trajectory may have newer versions."""

@@ -166,7 +166,7 @@ class PartialPool:
             self.late += 1
             return
         known.attempt = event.attempt
-        known.deaths = known.deaths_by(dead=event.reason == "dead")
+        known.deaths = known.deaths_by(dead=event.reason in ("dead", "lost"))
         known.reached = max(known.reached, known.n_response)
         known.owner = (event.to_rollout, event.to_incarnation)
         known.moves += 1

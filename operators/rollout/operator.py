@@ -8,6 +8,10 @@ One thread, small steps. Each step:
  3. when due, one transaction with everything that was decided since: deltas, {Completed, Ended}, {Moved, Adopt},
     {Ended, DeadLetter}, and the heartbeat.
 
+A lost engine (EngineLost) ends nothing but what was in it: all that is in hand goes to the pool at once, with every
+token that came out; the prompts are left to others; the state is ``starting``, for which repack has no work. Polls
+bring the engine back, the newest version is loaded, and the rollout takes part again, as the same incarnation.
+
 Guarantees beside those of ``work``, ``round`` and ``admission``: a trajectory is sampled only after its ``Started`` is
 committed, and its group's offset with it, so a restarted rollout never takes a group again: repack gives the members
 that did not end to somebody. What a crash loses is at most the tokens since the last delta.
@@ -42,7 +46,7 @@ from laminar.operators.rollout.updates import Updates
 from laminar.operators.rollout.work import Work
 from laminar.operators.weights import WeightSource
 from laminar.schemas import records as r
-from laminar.schemas.errors import Aborted, Evicted
+from laminar.schemas.errors import Aborted, EngineLost, Evicted
 from laminar.streams.topics import outgoing
 
 __all__ = ["Rollout", "build"]
@@ -106,7 +110,9 @@ class Rollout:
         self._draining = False
         self._stopping = False
         self._hurry = False
+        self._engine_losses = 0
         self._next_poll = self._next_flush = 0.0
+        context.measures.gauges["rollout_engine_losses"] = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
             context.instance,
@@ -128,9 +134,10 @@ class Rollout:
             worked = self._load(now) or worked
             worked = self._take(now) or worked
             ledger = self._work.ledger
-            waiting = self._engine.stats().waiting + len(ledger) - ledger.sampling
+            waiting = self._work.stats().waiting + len(ledger) - ledger.sampling
             self._heartbeat.observe(self._state(), self._engine.version, waiting=waiting, in_hand=len(ledger))
         worked = self._sample(now) or worked
+        worked = self._give_up(now) or worked
         return self._flush(now) or worked
 
     def drain(self, now: float) -> bool:
@@ -139,6 +146,7 @@ class Rollout:
             self._stopping = self._draining = True
             self._admission.close()
             self._work.hand_over_all(now)
+            self._give_up(now)
             self._heartbeat.hurry()
         self._flush(now, force=True)
         return len(self._work.outbox) == 0
@@ -167,7 +175,7 @@ class Rollout:
                             now=now,
                         )
                 case r.AdoptCommand():
-                    self._work.adopt(command, now, accept=not self._draining)
+                    self._work.adopt(command, now, accept=not self._draining and self._engine.version >= 0)
                 case r.DrainCommand():
                     logger.info("asked to drain: finishing %d trajectories", len(self._work.ledger))
                     self._draining = True
@@ -176,6 +184,8 @@ class Rollout:
         return bool(commands)
 
     def _load(self, now: float) -> bool:
+        if not self._has_engine:
+            return False
         plan = self._updates.plan(now)
         if plan is None:
             self._leave_prompts(now)
@@ -184,8 +194,13 @@ class Rollout:
         self._heartbeat.hurry()
         self._flush(now, force=True)
         self._loading = False
+        if not self._has_engine:
+            return True
         began = self._context.clock()
-        self._updates.load(plan, now)
+        try:
+            self._updates.load(plan, now)
+        except EngineLost as error:
+            self._work.engine_lost(error, sampling=False)
         ended = self._context.clock()
         self._heartbeat.took(ended - began, ended)
         self._leave_prompts(now)
@@ -217,7 +232,7 @@ class Rollout:
     # -- 2. the engine
 
     def _sample(self, now: float) -> bool:
-        if not len(self._work.ledger):
+        if not len(self._work.ledger) and self._engine.ready:
             return False
         began = self._context.clock()
         n = self._work.sample(now)
@@ -236,6 +251,30 @@ class Rollout:
             self._hurry = True
             self._next_poll = now
         return n >= 0
+
+    @property
+    def _has_engine(self) -> bool:
+        return self._engine.ready and self._work.lost is None
+
+    def _give_up(self, now: float) -> bool:
+        """Whether the engine was lost: nothing stays in hand, and prompts are for others."""
+        error = self._work.lost
+        if error is None:
+            return False
+        n, n_tokens = self._work.give_up(now)
+        self._admission.close()
+        self._engine_losses += 1
+        self._context.measures.gauges["rollout_engine_losses"] = float(self._engine_losses)
+        self._hurry = True
+        self._heartbeat.hurry()
+        logger.error(
+            "lost its engine, for the %d. time since its start: %d trajectories with %d tokens go back to the pool: %s",
+            self._engine_losses,
+            n,
+            n_tokens,
+            error,
+        )
+        return True
 
     # -- 3. the log
 
@@ -271,7 +310,7 @@ class Rollout:
             incarnation=self.incarnation,
             state=self._state(),
             version=self._engine.version,
-            stats=self._engine.stats(),
+            stats=self._work.stats(),
             ledger=self._work.ledger,
         )
         self._context.measures.gauges.update(

@@ -85,10 +85,12 @@ class Updates:
         return Plan(manifest=manifest, is_old=is_old)
 
     def load(self, plan: Plan, now: float) -> bool:
-        """Try once. Raises WeightsMismatch when the engine refuses the weights."""
+        """Try once. Raises WeightsMismatch when the engine refuses the weights, EngineLost when it is lost."""
         config = self._config
         timeout_s = config.old_version_timeout_s if plan.is_old else config.load_timeout_s
         made_room = self._work.make_room(self._engine.asks(plan.manifest), now)
+        if self._work.lost is not None:
+            return False
         loaded = self._loader.load(plan.manifest, now, timeout_s=timeout_s)
         if loaded or made_room:
             self._work.begin_parked(now)

@@ -8,6 +8,9 @@ Guarantees:
   {Ended(finish=None), DeadLetter}.
 * A trajectory that is handed over leaves with everything sampled: {delta, Moved, Adopt} to a live rollout, {delta,
   Moved} to the pool.
+* An engine call that raises EngineLost never leaves a trajectory half-way: what the call was for goes on without the
+  engine's answer, nothing is in the engine any more, and ``lost`` says so until ``give_up`` has handed over everything
+  in hand.
 
 Handing back: an adopted trajectory that does not fit (the engine's limits; for a planned move also the KV cache and the
 batch) goes to the pool, that is, ``Moved(reason=handback)`` to incarnation 0 of the rollout that it came from. No
@@ -20,12 +23,12 @@ import logging
 from collections.abc import Sequence
 
 from laminar.operators.rollout import event
-from laminar.operators.rollout.engine import Delta, Engine, EngineRequest
+from laminar.operators.rollout.engine import Delta, Engine, EngineRequest, EngineStats
 from laminar.operators.rollout.ledger import Ledger, Owned
 from laminar.operators.rollout.outbox import Outbox
 from laminar.operators.rollout.round import may_sample
 from laminar.schemas import records as r
-from laminar.schemas.errors import EncodeError, InvalidRecord, InvalidRequest
+from laminar.schemas.errors import EncodeError, EngineLost, InvalidRecord, InvalidRequest
 from laminar.streams.dead_letter import shortened
 from laminar.streams.topics import Encoder, outgoing
 
@@ -53,6 +56,10 @@ class Work:
         """When the oldest fresh token came."""
         self.n_fresh = 0
         """Fresh tokens of all trajectories since the last deltas; those that left otherwise count until then."""
+        self.lost: EngineLost | None = None
+        """The engine was lost, and what was in hand is still here."""
+        self._fallen: set[str] = set()
+        """What was being sampled when it was lost."""
         self._engine = engine
         self._codec = codec
         self._rollout_id = rollout_id
@@ -80,6 +87,8 @@ class Work:
             self._engine.submit(request)
         except InvalidRequest as error:
             self._bury(owned, type(error).__name__, str(error), now)
+        except EngineLost as error:
+            self.engine_lost(error)
         else:
             owned.in_engine = True
 
@@ -92,7 +101,7 @@ class Work:
     def make_room(self, n: int, now: float) -> bool:
         """Take the youngest out of an engine that is too full to answer ``n`` more requests soon (an eighth of its
         batch is room enough). Whether any was taken: ``begin_parked`` puts them back."""
-        limits, stats = self._engine.limits, self._engine.stats()
+        limits, stats = self._engine.limits, self.stats()
         wanted = min(n, max(1, limits.max_running // 8)) - (limits.max_running - stats.running - stats.waiting)
         if not n or wanted <= 0:
             return False
@@ -115,19 +124,23 @@ class Work:
             self.begin(owned, now)
         else:
             logger.info("%s: handed back", owned.trajectory_id)
-            self._leave(owned, "handback", command.from_rollout, event.POOL, now)
+            reason: r.MoveReason = "handback" if self._engine.ready else "drain"
+            self._leave(owned, reason, command.from_rollout, event.POOL, now)
 
     # -- out
 
     def sample(self, now: float) -> int:
-        """Poll the engine once; the number of new tokens, or -1 when it said nothing. Raises what the engine raises."""
-        deltas = self._engine.poll(0.0)
+        """Poll the engine once; the number of new tokens, or -1 when it said nothing."""
+        try:
+            deltas = self._engine.poll(0.0)
+        except EngineLost as error:
+            self.engine_lost(error)
+            return -1
         n = 0
-        for delta in deltas:
-            owned = self.ledger.get(delta.trajectory_id)
-            if owned is not None and owned.in_engine:
-                n += delta.tokens.n_tokens
-                self._receive(owned, delta, now)
+        mine = [(owned, one) for one in deltas if (owned := self.ledger.get(one.trajectory_id)) and owned.in_engine]
+        for owned, delta in mine:
+            n += delta.tokens.n_tokens
+            self._receive(owned, delta, now)
         return n if deltas else -1
 
     def stage_deltas(self, now: float) -> None:
@@ -173,10 +186,40 @@ class Work:
         """Forget everything without a word: it belongs to others."""
         for owned in self.ledger:
             if owned.in_engine:
-                self._engine.abort(owned.trajectory_id)
+                self._abort(owned)
         self.ledger.clear()
         self.outbox.clear()
         self.n_fresh = 0
+
+    # -- the engine
+
+    def stats(self) -> EngineStats:
+        """The engine's."""
+        try:
+            return self._engine.stats()
+        except EngineLost as error:
+            self.engine_lost(error)
+            return self._engine.stats()
+
+    def engine_lost(self, error: EngineLost, *, sampling: bool = True) -> None:
+        """Nothing is in the engine any more; ``give_up`` comes next. ``sampling``: a trajectory may be the cause."""
+        for owned in self.ledger:
+            if owned.in_engine:
+                owned.in_engine = False
+                if sampling:
+                    self._fallen.add(owned.trajectory_id)
+        self.lost = error
+
+    def give_up(self, now: float) -> tuple[int, int]:
+        """Everything in hand goes to the pool, with every token that came out; how many trajectories and tokens."""
+        n, n_tokens = len(self.ledger), sum(owned.n_response for owned in self.ledger)
+        while len(self.ledger):  # one with unsound tokens is put back, a bounded number of times
+            for owned in self.ledger:
+                reason: r.MoveReason = "lost" if owned.trajectory_id in self._fallen else "drain"
+                self._leave(owned, reason, self._rollout_id, event.POOL, now)
+        self._fallen.clear()
+        self.lost = None
+        return n, n_tokens
 
     # -- one trajectory
 
@@ -198,14 +241,15 @@ class Work:
 
     def _finish(self, owned: Owned, finish: r.FinishReason, now: float) -> None:
         at_ms = int(now * 1000)
+        version = self._engine.version
         record = event.completed(
             owned,
             finish,
-            text=self._engine.decode(tuple(owned.response().ids_T.tolist())),
+            text=self._text(owned),
             rollout_id=self._rollout_id,
             engine=self._engine.name,
             updates=self._updates,
-            version=self._engine.version,
+            version=version,
             at_ms=at_ms,
         )
         try:
@@ -220,12 +264,28 @@ class Work:
         """Take it out of the engine, with what was not polled yet. False: it ended or failed on the way."""
         if not owned.in_engine:
             return True
-        rest = self._engine.abort(owned.trajectory_id)
-        owned.in_engine = False
+        rest = self._abort(owned)
         if rest is None:
             return True
         self._receive(owned, rest, now)
         return rest.finish is None and rest.error is None
+
+    def _abort(self, owned: Owned) -> Delta | None:
+        try:
+            rest = self._engine.abort(owned.trajectory_id)
+        except EngineLost as error:
+            self.engine_lost(error)
+            rest = None
+        owned.in_engine = False
+        return rest
+
+    def _text(self, owned: Owned) -> str:
+        ids = tuple(owned.response().ids_T.tolist())
+        try:
+            return self._engine.decode(ids)
+        except EngineLost as error:
+            self.engine_lost(error)
+            return self._engine.decode(ids)  # it needs no weights; should it fail again, the process starts anew
 
     def _leave(self, owned: Owned, reason: r.MoveReason, to_rollout: str, to_incarnation: int, now: float) -> None:
         """{delta, Moved} and, to a live rollout, Adopt."""
@@ -261,8 +321,7 @@ class Work:
     def _unsound(self, owned: Owned, error: EncodeError, now: float) -> None:
         """The engine gave tokens that the log must not see (case D1)."""
         if owned.in_engine:
-            self._engine.abort(owned.trajectory_id)
-            owned.in_engine = False
+            self._abort(owned)
         owned.drop_fresh()
         self._failed(owned, type(error).__name__, str(error), now)
 
@@ -292,8 +351,7 @@ class Work:
 
     def _forget(self, owned: Owned, attempt: int) -> None:
         if owned.in_engine:
-            self._engine.abort(owned.trajectory_id)
-            owned.in_engine = False
+            self._abort(owned)
         self.ledger.remove(owned, attempt)
 
     def _fits(self, owned: Owned, reason: r.MoveReason) -> bool:
