@@ -94,6 +94,8 @@ class Loader:
             except EngineLost:
                 self._failed(now)
                 raise
+            except WeightsMismatch as error:
+                raise WeightsMismatch(f"version {manifest.version}: {error}") from error
         try:
             confirmed = self._engine.confirm(manifest)
         except EngineLost:

@@ -234,6 +234,7 @@ class Trainer:
             "publish_s": self._publication.last_s,
             "probes_s": self._publication.probes_s,
             "publish_failures": float(self._publication.failures),
+            "publish_identical": float(self._publication.identical),
         }
         record = training_step(
             after,

@@ -40,6 +40,8 @@ class Publication:
         self._next_at = 0.0
         self.failures = 0
         """Attempts that failed since the process began: the alarm metric ``publish_failures``."""
+        self.identical = 0
+        """Publications with exactly the bytes of the one before: the alarm metric ``publish_identical``."""
         self.last_s = 0.0
         """Time that the newest attempt took."""
         self.probes_s = 0.0
@@ -66,7 +68,7 @@ class Publication:
         probes = self._learner.probes()
         self.probes_s = self._context.stopwatch() - began
         try:
-            publish(
+            committed = publish(
                 self._learner,
                 self._publisher,
                 write,
@@ -83,4 +85,5 @@ class Publication:
             logger.warning("version %d is not published, training goes on: %s", wanted.version, error)
         else:
             self._wanted = None
+            self.identical += "identical_to" in committed.meta
         self.last_s = self._context.stopwatch() - began
