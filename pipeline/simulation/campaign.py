@@ -36,6 +36,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "changes of consumer groups": ("rebalances",),
     "joined, left, drained": ("join", "leave", "drain"),
     "moves": ("moves",),
+    "loads under trajectories": ("loads under trajectories",),
+    "trajectories of several versions": ("trajectories of several versions",),
     "adoptions": ("adoptions",),
     "sampled anew": ("sampled anew",),
     "late results": ("late deltas", "late moves", "late ends"),

@@ -86,9 +86,15 @@ class Crew:
         return Prompts(self._world.scenario.prompts(self._folder), context, PromptTokenizer(_Letters(), 64))
 
     def _rollout(self, process: Process, context: Context) -> Operator:
-        process.engine = SimulatedEngine(self._world.scenario, self._world.clock, self._point(process))
+        world = self._world
+        process.engine = SimulatedEngine(
+            world.scenario,
+            world.clock,
+            self._point(process),
+            lambda version, busy: world.witness.loaded(process.instance, version, busy=busy),
+        )
         weights = self._relay(process)
-        return Rollout(self._world.scenario.rollout(), context, engine=process.engine, weights=weights)
+        return Rollout(world.scenario.rollout(), context, engine=process.engine, weights=weights)
 
     def _trainer(self, process: Process, context: Context) -> Operator:
         world = self._world
@@ -112,6 +118,7 @@ class Crew:
         return RelayEnd(
             world.relay,
             world.run.run_id,
+            process.instance,
             world.clock,
             self._point(process),
             lambda seconds: world.wait(process, seconds),

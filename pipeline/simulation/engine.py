@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from laminar.operators.rollout.engine import Delta
 from laminar.operators.rollout.engines.scripted import ScriptedEngine
+from laminar.operators.weights import TensorView
 from laminar.pipeline.simulation.scenario import Scenario
 from laminar.schemas.errors import Unavailable
 
@@ -15,8 +16,14 @@ __all__ = ["SimulatedEngine"]
 class SimulatedEngine(ScriptedEngine):
     """Follows the virtual clock."""
 
-    def __init__(self, scenario: Scenario, clock: Callable[[], float], point: Callable[[str], None]) -> None:
-        """``point`` is called with each poll."""
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Callable[[], float],
+        point: Callable[[str], None],
+        loaded: Callable[[int, bool], None],
+    ) -> None:
+        """``point`` is called with each poll, ``loaded`` with each version and whether trajectories were here."""
         super().__init__(
             scenario.answer,
             max_running=scenario.max_running,
@@ -27,6 +34,7 @@ class SimulatedEngine(ScriptedEngine):
         )
         self._now = clock
         self._point = point
+        self._loaded = loaded
         self.stalled_until = 0.0
         self.broken = False
 
@@ -38,3 +46,9 @@ class SimulatedEngine(ScriptedEngine):
         if self._now() < self.stalled_until:
             return []
         return super().poll(timeout_s)
+
+    def load(self, weights: Mapping[str, TensorView], version: int) -> None:
+        """See Engine."""
+        stats = self.stats()
+        super().load(weights, version)
+        self._loaded(version, stats.running + stats.waiting > 0)

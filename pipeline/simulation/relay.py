@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,8 @@ from laminar.streams.deadline import Deadline
 __all__ = ["Relay", "RelayEnd"]
 
 _KEPT = 3
+_JOURNEYS_S = (0.0, 0.2, 2.0, 8.0)
+"""For how long a version is on its way to a reader who does not wait: one of these, by the two names."""
 
 
 class Relay:
@@ -46,6 +49,7 @@ class RelayEnd:
         self,
         relay: Relay,
         run_id: str,
+        reader: str,
         clock: Callable[[], float],
         point: Callable[[str], None],
         wait: Callable[[float], None],
@@ -53,9 +57,12 @@ class RelayEnd:
         """``point`` is called where a process can be struck; ``wait`` lets the others go on for so many seconds."""
         self._relay = relay
         self._run_id = run_id
+        self._reader = reader
         self._clock = clock
         self._point = point
         self._wait = wait
+        self._coming: tuple[VersionManifest, float] | None = None
+        """On its way, and when it arrives."""
 
     def stage(
         self,
@@ -110,6 +117,28 @@ class RelayEnd:
         if manifest.version not in self._relay.sealed:
             raise Unavailable(f"version {manifest.version}: no relay has it (held: {sorted(self._relay.sealed)})")
         yield {}
+
+    def fetch(self, newest: VersionManifest) -> VersionManifest | None:
+        """See WeightSource."""
+        self._point("open")
+        now, relay = self._clock(), self._relay
+        if now < relay.stalled_until:
+            if relay.slow:
+                return None
+            raise Unavailable(f"version {newest.version}: the relay stalls")
+        if self._coming is not None and self._coming[0].version not in relay.sealed:
+            version, self._coming = self._coming[0].version, None
+            raise Unavailable(f"version {version}: no relay has it any more")
+        if newest.version not in relay.sealed:
+            raise Unavailable(f"version {newest.version}: no relay has it (held: {sorted(relay.sealed)})")
+        if self._coming is None:
+            far = random.Random(f"{self._reader}/{newest.version}").choice(_JOURNEYS_S)
+            self._coming = newest, now + far
+        manifest, due = self._coming
+        if now < due:
+            return None
+        self._coming = None
+        return manifest
 
     def _check(self, deadline: Deadline) -> None:
         if self._clock() < self._relay.stalled_until:

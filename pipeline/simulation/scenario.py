@@ -14,6 +14,7 @@ from laminar.operators.rollout.config import RolloutConfig
 from laminar.operators.rollout.engine import EngineRequest
 from laminar.operators.rollout.engines.scripted import Answer
 from laminar.operators.trainer.config import AlgorithmConfig, CheckpointConfig, TrainerConfig
+from laminar.schemas.records import UpdateMode
 
 __all__ = ["EVAL_ROWS", "LEASE_S", "SESSION_S", "TRAIN_ROWS", "Scenario", "draw_scenario", "write_dataset"]
 
@@ -47,6 +48,7 @@ class Scenario:
     tokens_per_s: float
     delta_tokens: int
     delta_s: float
+    updates: UpdateMode
     odd_answers: float
     """Part of the trajectories that fail in the engine a few times, for good, or are refused."""
 
@@ -69,6 +71,7 @@ class Scenario:
     def rollout(self) -> RolloutConfig:
         """Settings of a rollout."""
         return RolloutConfig(
+            updates=self.updates,
             top_up_lag=self.top_up_lag,
             delta_tokens=self.delta_tokens,
             delta_s=self.delta_s,
@@ -143,6 +146,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
         delta_tokens=rng.choice((4, 12, 2048)),
         delta_s=rng.choice((0.2, 0.5)),
         odd_answers=rng.choice((0.0, 0.1, 0.3)),
+        updates=rng.choice(("pinned", "pinned", "in_flight")),
     )
 
 

@@ -5,7 +5,9 @@ what about a trajectory it folds by itself. Rules by name::
 
     admitted_twice, too_many_admitted     prompts
     lost_delta, wrong_tokens              a trajectory's tokens are the script's, each once, whoever sampled them
-    two_versions, unpublished_version     pinned: one committed version, not below the prompt's least
+    two_versions, unpublished_version     committed ones, not below the prompt's least; pinned, and for an answer of an
+                                          evaluation that stayed where it was, only one
+    version_back, not_loaded              versions never decrease; a token's rollout had loaded its version
     two_owners, skipped_attempt           each owner has an attempt of its own, and they grow by one or two
     ended_twice, completed_twice, scored_twice, changed_by_reward
     outlived_its_lease                    a rollout that was silent for its lease goes on as a younger incarnation
@@ -42,6 +44,8 @@ class _Member:
     n_known: int = 0
     owner: tuple[str, int] = ("", 0)
     ended: bool = False
+    versions: list[int] = field(default_factory=list)
+    """Of the tokens known."""
     completed: dict[int, r.CompletedTrajectory] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
 
@@ -57,6 +61,8 @@ class Witness:
         self.members: dict[str, _Member] = {}
         self._spoken: dict[str, r.RolloutStatus] = {}
         """The newest heartbeat of each rollout."""
+        self._loaded: dict[str, set[int]] = {}
+        """Versions that each rollout has ever held."""
         self.counts: Counter[str] = Counter()
         """What happened, for the coverage."""
 
@@ -86,6 +92,13 @@ class Witness:
                 self.course.dead(record.trajectory_ids)
             case _:
                 self.course.see(record)
+
+    def loaded(self, rollout: str, version: int, *, busy: bool) -> None:
+        """A rollout has loaded a version; ``busy``: with trajectories in its engine."""
+        self._loaded.setdefault(rollout, set()).add(version)
+        self.counts["loads under trajectories"] += busy
+        if busy and self._scenario.updates == "pinned":
+            self._report("two_versions", f"{rollout} loaded version {version} while it was sampling")
 
     def waiting(self) -> list[str]:
         """What is not settled, one line each, for the message of a run that does not end."""
@@ -143,6 +156,7 @@ class Witness:
         if event.attempt <= known.attempt:
             self._report("two_owners", f"{event.trajectory_id}: Started again, attempt {event.attempt}")
         known.attempt, known.owner, known.n_known = event.attempt, (event.rollout_id, event.incarnation), 0
+        known.versions.clear()
 
     def _tokens(self, event: r.TrajectoryTokens) -> None:
         known = self._member(event.trajectory_id, "Tokens")
@@ -159,11 +173,23 @@ class Witness:
             )
         self._compare(event.trajectory_id, known, event.start, event.tokens)
         known.n_known = event.start + event.tokens.n_tokens
+        known.versions[event.start :] = event.tokens.versions_T.tolist()
+        self._sampled(event.trajectory_id, known, event.start)
 
     def _compare(self, name: str, known: _Member, start: int, tokens: Tokens) -> None:
         end = start + tokens.n_tokens
         if tokens.ids_T.tolist() != known.ids[start:end] or tokens.logprobs_T.tolist() != known.logprobs[start:end]:
             self._report("wrong_tokens", f"{name}: [{start}:{end}] is not what the engine says")
+
+    def _sampled(self, name: str, known: _Member, start: int) -> None:
+        """Its owner has sampled the tokens from here on."""
+        before = known.versions[start - 1] if start else 0
+        for at, version in enumerate(known.versions[start:], start):
+            if version < before:
+                self._report("version_back", f"{name}: token {at} is of version {version} after {before}")
+            if version not in self._loaded.get(known.owner[0], ()):
+                self._report("not_loaded", f"{name}: token {at} is of version {version}, {known.owner[0]} never had it")
+            before = version
 
     def _moved(self, event: r.TrajectoryMoved) -> None:
         known = self._member(event.trajectory_id, "Moved")
@@ -192,6 +218,7 @@ class Witness:
             self.counts["moved after the end"] += 1
             known.ended = False
         known.attempt, known.owner, known.n_known = event.attempt, target, event.n_tokens
+        del known.versions[event.n_tokens :]
 
     def _adopt(self, command: r.AdoptCommand) -> None:
         shot = command.snapshot
@@ -230,11 +257,20 @@ class Witness:
         self._compare(name, known, 0, made.response)
         if made.response.n_tokens != len(known.ids):
             self._report("wrong_tokens", f"{name}: {made.response.n_tokens} tokens of {len(known.ids)}")
+        if made.attempt == known.attempt:
+            known.versions[known.n_known :] = made.response.versions_T[known.n_known :].tolist()
+            self._sampled(name, known, known.n_known)
+            if known.versions != made.response.versions_T.tolist():
+                self._report(
+                    "version_back", f"{name}: {made.response.versions_T.tolist()}, known were {known.versions}"
+                )
         versions = sorted(set(made.response.versions_T.tolist()))
-        if len(versions) != 1 or (made.version_min, made.version_max) != (versions[0], versions[0]):
+        alone = self._scenario.updates == "pinned" or (made.prompt.purpose == "eval" and not made.timings.moves)
+        self.counts["trajectories of several versions"] += len(versions) > 1
+        if (alone and len(versions) != 1) or (made.version_min, made.version_max) != (versions[0], versions[-1]):
             self._report("two_versions", f"{name}: {versions}, said to be {made.version_min} to {made.version_max}")
-        if versions[0] not in self.course.published or versions[0] < made.prompt.min_version:
-            self._report("unpublished_version", f"{name}: version {versions[0]}, at least {made.prompt.min_version}")
+        if not self.course.published.issuperset(versions) or versions[0] < made.prompt.min_version:
+            self._report("unpublished_version", f"{name}: versions {versions}, at least {made.prompt.min_version}")
 
     def _scored(self, scored: r.ScoredTrajectory) -> None:
         made = scored.trajectory

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,10 @@ from laminar.operators.repack import adoption
 from laminar.operators.repack import operator as repack
 from laminar.operators.repack.adoption import TAKEN
 from laminar.operators.repack.fold import PartialPool
+from laminar.operators.repack.policy import Load, Orphan, Placement
 from laminar.operators.repack.roster import Roster
 from laminar.operators.rollout import operator as rollout
+from laminar.operators.rollout import updates, work
 from laminar.operators.rollout.admission import Admission
 from laminar.operators.rollout.ledger import Owned
 from laminar.operators.rollout.round import Holding
@@ -198,12 +200,34 @@ def zombie_keeps_its_work(patch: pytest.MonkeyPatch) -> None:
 
 
 def weights_swapped_within_a_round(patch: pytest.MonkeyPatch) -> None:
-    decide = rollout.version_to_load
+    decide = updates.version_to_load
 
     def any_time(holding: Holding, *args: Any, **kwargs: Any) -> int | None:
         return decide(replace(holding, sampling=0), *args, **kwargs)
 
-    patch.setattr(rollout, "version_to_load", any_time)
+    patch.setattr(updates, "version_to_load", any_time)
+
+
+def weights_swapped_under_an_evaluation(patch: pytest.MonkeyPatch) -> None:
+    decide = updates.version_to_load
+
+    def any_time(holding: Holding, *args: Any, **kwargs: Any) -> int | None:
+        return decide(replace(holding, answering=0), *args, **kwargs)
+
+    patch.setattr(updates, "version_to_load", any_time)
+
+
+def goes_on_under_older_weights(patch: pytest.MonkeyPatch) -> None:
+    strict, placed = work.may_sample, repack.place
+
+    def whatever_is_held(mode: r.UpdateMode, *, held: int, **tokens: int) -> bool:
+        return held >= 0 if mode == "in_flight" else strict(mode, held=held, **tokens)
+
+    def place(orphans: Iterable[Orphan], loads: Sequence[Load], **how: Any) -> tuple[Placement, ...]:
+        return placed(orphans, [replace(load, version=load.version + load.in_flight) for load in loads], **how)
+
+    patch.setattr(work, "may_sample", whatever_is_held)
+    patch.setattr(repack, "place", place)
 
 
 def unknown_admission_redone(patch: pytest.MonkeyPatch) -> None:
@@ -263,7 +287,7 @@ _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("a resumed trainer reads from the beginning and has forgotten which groups are done", forgets_the_done, 0),
     ("the checkpoint is saved before the step is recorded", checkpoint_before_record, 0),
     ("a version is published before its checkpoint is durable", published_before_durable, 0),
-    ("repack folds deltas of an older attempt", old_deltas_accepted, 132),
+    ("repack folds deltas of an older attempt", old_deltas_accepted, 222),
     (
         "a slow owner and repack give a trajectory away under the same attempt",
         owner_and_repack_give_the_same_attempt,
@@ -275,6 +299,12 @@ _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("repack hears only the first heartbeat of a process", heartbeats_ignored, 4),
     ("a rollout that slept beyond its lease goes on with its work", zombie_keeps_its_work, 2),
     ("weights are swapped while trajectories are being sampled", weights_swapped_within_a_round, 0),
+    ("weights change under an evaluation's answers", weights_swapped_under_an_evaluation, 102),
+    (
+        "in flight an adopted trajectory goes on under older weights than its last token's",
+        goes_on_under_older_weights,
+        35,
+    ),
     ("prompts admits again after a commit without an answer", unknown_admission_redone, 36),
     (
         "a restarted repack begins at the end of the pool, behind living trajectories",
