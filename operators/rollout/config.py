@@ -83,8 +83,9 @@ class VllmEngineConfig(_ProcessSettings):
     ``max_running`` sequences of ``max_model_len``, in a quarter of the free memory at most."""
     threads: int = Field(default=1, ge=1)
     """CPU threads that torch uses."""
-    steps_per_poll: int = Field(default=4, ge=1)
-    """Tokens decoded per sequence before the rollout looks at its commands again."""
+    steps_per_poll: int = Field(default=16, ge=1)
+    """Tokens decoded per sequence, at most, before the rollout looks at its commands again: it does so after 15 ms, or
+    after a single step that takes longer."""
     args: Mapping[str, Any] = Field(default_factory=dict)
     """Anything else that vLLM's engine takes, under its own names (fields of ``EngineArgs``). On a CPU
     ``enforce_eager`` is true and ``block_size`` 32 unless given."""
@@ -165,7 +166,7 @@ class RolloutConfig(OperatorConfig):
     self_check: SelfCheckConfig = SelfCheckConfig()
     """When the engine's logprobs are compared with the trainer's. A mismatch: nothing of it is written, and it is
     started anew."""
-    delta_tokens: int = Field(default=2048, ge=1)
+    delta_tokens: int = Field(default=16384, ge=1)
     """New tokens of all trajectories together go to ``trajectories.partial`` when there are so many, ..."""
     delta_s: float = Field(default=0.5, ge=0)
     """... or when the oldest has waited so long: what a crash can lose."""
