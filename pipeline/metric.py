@@ -95,6 +95,12 @@ METRICS: Mapping[str, MetricSpec] = {
     "laminar_rollout_kv_used_tokens": MetricSpec("gauge", "Tokens in the KV cache", operator="rollout"),
     "laminar_rollout_kv_total_tokens": MetricSpec("gauge", "Tokens that the KV cache can hold", operator="rollout"),
     "laminar_rollout_tokens_per_second": MetricSpec("gauge", "Sampled between the last heartbeats", operator="rollout"),
+    "laminar_rollout_preempted": MetricSpec(
+        "gauge", "Sequences that gave up their KV cache to others, since the engine's start", operator="rollout"
+    ),
+    "laminar_rollout_engine_losses": MetricSpec(
+        "gauge", "Times that the engine died, hung or was given up, and started anew", operator="rollout"
+    ),
     "laminar_rollout_self_check_failures": MetricSpec(
         "gauge", "Self-checks since the start that found logprobs that are not the trainer's", operator="rollout"
     ),

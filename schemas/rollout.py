@@ -48,6 +48,8 @@ class RolloutStatus:
     """Silent for at most so long, it keeps what it has in hand: nobody may take that from it before. 0: not said."""
     updates: UpdateMode = "pinned"
     """How it takes new weights."""
+    engine_losses: int = 0
+    """How often its engine died, hung or was given up, and started anew, since the process started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

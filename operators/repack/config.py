@@ -31,6 +31,6 @@ class RepackConfig(OperatorConfig):
     After that it is sampled again from its prompt, under a newer version.
     """
     max_owner_deaths: int = Field(default=3, ge=2)
-    """A trajectory that so many rollouts in a row died with in hand, none of which had brought it a token further, ends
-    as a dead letter: it may be what kills them. Before the last of them it is given to a rollout that holds no other
-    suspect, so that those which were merely beside it are not taken for it."""
+    """A trajectory that so many rollouts in a row died with in hand, or lost their engine with, none of which had
+    brought it a token further, ends as a dead letter: it may be what kills them. Before the last of them it is given to
+    a rollout that holds no other suspect, so that those which were merely beside it are not taken for it."""

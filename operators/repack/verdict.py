@@ -1,11 +1,12 @@
 """Which trajectory kills its owners: pure decisions, from what the log says of each.
 
 A trajectory may bring down every engine that samples it (a bug that one input reaches, memory that it alone needs).
-Adopted again and again, it would bring down one rollout after the other. So owners that died with it in hand are
-counted: those in a row that did not bring it a single token further than it had ever been. (One that gets further under
-each owner is not what kills them, and will end.) With one death less than ``max_owner_deaths`` it is a *suspect*, and
-from then on never beside another one: all that died with it before are suspects as well, and go to different rollouts,
-or wait. At the next death the suspect is condemned: a dead letter, which a person may retry.
+Adopted again and again, it would bring down one rollout after the other. So owners that died with it in hand, or lost
+the engine that it was in, are counted: those in a row that did not bring it a single token further than it had ever
+been. (One that gets further under each owner is not what kills them, and will end.) With one death less than
+``max_owner_deaths`` it is a *suspect*, and from then on never beside another one: all that died with it before are
+suspects as well, and go to different rollouts, or wait. At the next death the suspect is condemned: a dead letter,
+which a person may retry.
 
 >>> deaths_by_now(one) >= config.max_owner_deaths                                        # doctest: +SKIP
 False
@@ -36,9 +37,10 @@ def condemn(orphan: Alive, *, operator: str, at_ms: int) -> tuple[r.TrajectoryMo
     """{Moved to nobody, Ended, DeadLetter}: the attempt grows, so what its last owner may still say comes too late."""
     deaths, attempt = deaths_by_now(orphan), orphan.attempt + TAKEN
     rollout, incarnation = orphan.owner
+    last = rollout if incarnation == POOL else f"{rollout} (incarnation {incarnation})"
     error = (
-        f"{deaths} rollouts died one after the other with it in hand and no new token of it, the last one {rollout}"
-        f" (incarnation {incarnation}) after {orphan.n_response} of its tokens"
+        f"{deaths} rollouts died or lost their engine, one after the other, with it in hand and no new token of it, the"
+        f" last one {last} after {orphan.n_response} of its tokens"
     )
     moved = r.TrajectoryMoved(
         trajectory_id=orphan.trajectory_id,

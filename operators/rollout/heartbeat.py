@@ -93,6 +93,7 @@ class Heartbeat:
         version: int,
         stats: EngineStats,
         ledger: Ledger,
+        engine_losses: int = 0,
     ) -> r.RolloutStatus:
         """The record."""
         self._next_lease_s = max(self._configured_lease_s, min(_LEASE_POLLS * self._slowest(now), _LONGEST_LEASE_S))
@@ -117,6 +118,7 @@ class Heartbeat:
             at_ms=int(now * 1000),
             lease_s=self._next_lease_s,
             updates=self._updates,
+            engine_losses=engine_losses,
         )
 
     def renew(self) -> None:

@@ -112,7 +112,6 @@ class Rollout:
         self._hurry = False
         self._engine_losses = 0
         self._next_poll = self._next_flush = 0.0
-        context.measures.gauges["rollout_engine_losses"] = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
             context.instance,
@@ -264,7 +263,6 @@ class Rollout:
         n, n_tokens = self._work.give_up(now)
         self._admission.close()
         self._engine_losses += 1
-        self._context.measures.gauges["rollout_engine_losses"] = float(self._engine_losses)
         self._hurry = True
         self._heartbeat.hurry()
         logger.error(
@@ -312,6 +310,7 @@ class Rollout:
             version=self._engine.version,
             stats=self._work.stats(),
             ledger=self._work.ledger,
+            engine_losses=self._engine_losses,
         )
         self._context.measures.gauges.update(
             rollout_running=status.running,
@@ -320,6 +319,8 @@ class Rollout:
             rollout_kv_used_tokens=status.kv_used,
             rollout_kv_total_tokens=status.kv_total,
             rollout_tokens_per_second=status.tokens_per_s,
+            rollout_preempted=status.preempted,
+            rollout_engine_losses=status.engine_losses,
         )
         return status
 

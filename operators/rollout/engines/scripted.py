@@ -7,6 +7,8 @@ Guarantees, beside those of ``laminar.operators.rollout.engine``: the same calls
 readings give the same deltas; a script's answer is the whole response, so a resumed request goes on exactly where the
 partial ends; nothing is sampled before the first ``load``.
 
+With ``away`` it can be lost like an engine in a process of its own: ``lose``, ``Answer.lose_at``, ``restart``.
+
 Time is one of two things. With ``tokens_per_poll`` each poll is that many decode steps. With ``tokens_per_s`` and a
 ``clock`` the decode steps follow the clock, also between polls: ``abort`` then returns what came since the last one.
 
@@ -20,173 +22,21 @@ Time is one of two things. With ``tokens_per_poll`` each poll is that many decod
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Mapping
 
 from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
 from laminar.operators.rollout.engines.in_process import InProcess
+from laminar.operators.rollout.engines.script import EXITED, Answer, Script, always, by_trajectory, seeded
+from laminar.operators.rollout.engines.scripted_absence import Absence, Call
+from laminar.operators.rollout.engines.scripted_sequence import Sequence
 from laminar.operators.weights import TensorView
-from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable, WeightsMismatch
-from laminar.schemas.records import FinishReason
-from laminar.schemas.tokens import EMPTY, Tokens
+from laminar.schemas.errors import ConfigError, EngineLost, InvalidRequest, Unavailable, WeightsMismatch
+from laminar.schemas.tokens import EMPTY
 
 __all__ = ["EXITED", "Answer", "Script", "ScriptedEngine", "always", "by_trajectory", "seeded"]
-
-EXITED = 134
-"""Exit code of a scripted end of the process: what a shell shows after an abort."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The whole response to one request, from its first token, and what goes wrong on the way.
-
-    Token counts below are positions in the whole response, resumed tokens included.
-    """
-
-    ids: tuple[int, ...]
-    """Every response token; the last one stands for the end token. ``sampling.max_tokens``, a stop token or the model's
-    limit may cut it short."""
-    logprobs: float | tuple[float, ...] = -0.5
-    """One for all tokens, or one for each. Not checked: NaN and positive values are faults to test with."""
-    fail_times: int = 0
-    """The first so many submissions of this trajectory to this engine fail with an error."""
-    fail_at: int = 0
-    """At which token those submissions fail."""
-    reject: str | None = None
-    """``submit`` raises InvalidRequest with this reason."""
-    hang_at: int | None = None
-    """At this token it stops and stays in the batch for ever."""
-    crash_at: int | None = None
-    """At this token the whole engine dies: this poll and every later call raise Unavailable."""
-    exit_at: int | None = None
-    """At this token the whole process ends (``os._exit``), as by a fault inside a GPU library: no word, no cleaning."""
-
-
-Script = Callable[[EngineRequest], Answer]
-"""Says how a request is answered. Called once for each submission; the answer must not depend on ``sampled``."""
-
-
-def always(answer: Answer) -> Script:
-    """The same answer for every request."""
-    return lambda request: answer  # noqa: ARG005
-
-
-def by_trajectory(answers: Mapping[str, Answer], otherwise: Answer) -> Script:
-    """An answer per trajectory id, and one for all the others."""
-    return lambda request: answers.get(request.trajectory_id, otherwise)
-
-
-def seeded(*, min_tokens: int = 4, max_tokens: int = 32, vocab_size: int = 256, deadly: Collection[str] = ()) -> Script:
-    """Tokens and a length (log-uniform) drawn from the request's prompt and seed: the same request, the same answer.
-
-    ``deadly``: trajectories, as ``EPOCH/INDEX/MEMBER``, that end the process with their first token.
-    """
-    ends = tuple(f"/{one}" for one in deadly)
-
-    def script(request: EngineRequest) -> Answer:
-        digest = hashlib.blake2b(f"{request.seed}:{request.prompt_ids}".encode(), digest_size=8).digest()
-        rng = np.random.default_rng(int.from_bytes(digest, "little"))
-        low, high = math.log(min_tokens), math.log(max_tokens + 1)
-        n = min(max_tokens, max(min_tokens, int(math.exp(rng.uniform(low, high)))))
-        logprobs = -rng.exponential(0.5, n)
-        return Answer(
-            ids=tuple(rng.integers(0, vocab_size, n).tolist()),
-            logprobs=tuple(logprobs.tolist()),
-            exit_at=1 if request.trajectory_id.endswith(ends) else None,
-        )
-
-    return script
-
-
-class _Sequence:
-    """One request in the engine."""
-
-    __slots__ = ("answer", "end", "failing", "finish", "held", "polled", "request", "sampled")
-
-    def __init__(self, request: EngineRequest, answer: Answer, *, failing: bool, longest: int) -> None:
-        n_prompt = len(request.prompt_ids)
-        length, finish = _length(request, answer, longest - n_prompt)
-        self.request = request
-        self.answer = answer
-        self.failing = failing
-        self.end = max(length, request.sampled.n_tokens)
-        """Response tokens at which it finishes."""
-        self.finish: FinishReason = finish
-        self.sampled = request.sampled.n_tokens
-        """Response tokens so far."""
-        self.polled = self.sampled
-        self.held: list[Tokens] = []
-        """Sampled and not yet polled."""
-
-    @property
-    def stop_at(self) -> int:
-        """The next token position at which something other than a token happens."""
-        stop = self.end
-        if self.failing:
-            stop = min(stop, self.answer.fail_at)
-        for at in (self.answer.hang_at, self.answer.crash_at, self.answer.exit_at):
-            if at is not None:
-                stop = min(stop, at)
-        return max(stop, self.sampled)
-
-    @property
-    def hangs(self) -> bool:
-        return self.answer.hang_at is not None and self.sampled >= self.answer.hang_at
-
-    @property
-    def failed(self) -> bool:
-        return self.failing and self.sampled >= self.answer.fail_at
-
-    @property
-    def ended(self) -> bool:
-        return not self.hangs and (self.failed or self.sampled >= self.end)
-
-    @property
-    def kv(self) -> int:
-        """Tokens in the KV cache."""
-        return len(self.request.prompt_ids) + self.sampled
-
-    def grow(self, n: int, version: int, *, version_ids: bool) -> None:
-        if n <= 0:
-            return
-        part = slice(self.sampled, self.sampled + n)
-        ids = np.full(n, version) if version_ids else self.answer.ids[part]
-        logprobs = self.answer.logprobs
-        values = np.full(n, logprobs) if isinstance(logprobs, (int, float)) else np.asarray(logprobs[part])
-        self.held.append(
-            Tokens(
-                n_tokens=n,
-                ids=np.asarray(ids, dtype="<i4").tobytes(),
-                logprobs=values.astype("<f4").tobytes(),
-                versions=np.full(n, version, dtype="<i4").tobytes(),
-                mask=b"\x01" * n,
-            )
-        )
-        self.sampled += n
-
-    def take(self) -> Delta | None:
-        """What was not polled yet; None when there is nothing to say."""
-        error = f"scripted failure at token {self.sampled}" if self.ended and self.failed else None
-        finish = self.finish if self.ended and error is None else None
-        if not self.held and finish is None and error is None:
-            return None
-        tokens = self.held[0] if len(self.held) == 1 else Tokens.concat(self.held)
-        self.held = []
-        return Delta(trajectory_id=self.request.trajectory_id, tokens=tokens, finish=finish, error=error)
-
-
-def _length(request: EngineRequest, answer: Answer, room: int) -> tuple[int, FinishReason]:
-    """Response tokens in all, and why there are no more."""
-    stops = set(request.sampling.stop_token_ids)
-    n = next((i + 1 for i, token in enumerate(answer.ids) if token in stops), len(answer.ids))
-    most = min(request.sampling.max_tokens, room)
-    return (n, "stop") if n <= most else (most, "length")
 
 
 class ScriptedEngine(InProcess):
@@ -194,6 +44,8 @@ class ScriptedEngine(InProcess):
 
     ``version_ids``: each sampled token's id is the policy version that sampled it, whatever the answer says (C4).
     ``refuse_versions``: ``load`` of these raises WeightsMismatch.
+    ``away``: how long it is away after it was lost, in seconds of its clock or in polls where it has none; None: it
+    lives in its caller's process, and cannot be lost.
     """
 
     name = "scripted-1"
@@ -211,6 +63,7 @@ class ScriptedEngine(InProcess):
         version_ids: bool = False,
         refuse_versions: frozenset[int] = frozenset(),
         decode: Callable[[tuple[int, ...]], str] | None = None,
+        away: float | None = None,
     ) -> None:
         if (tokens_per_s is None) != (clock is None):
             raise ConfigError("ScriptedEngine: tokens_per_s and clock go together")
@@ -226,9 +79,10 @@ class ScriptedEngine(InProcess):
         self._version_ids = version_ids
         self._refused = refuse_versions
         self._decode = decode
+        self._absence = Absence(away=away, clock=clock)
         self._version = -1
-        self._running: dict[str, _Sequence] = {}
-        self._waiting: deque[_Sequence] = deque()
+        self._running: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
         self._tries: dict[str, int] = {}
         self._preempted = 0
         self._crashed: str | None = None
@@ -236,6 +90,8 @@ class ScriptedEngine(InProcess):
         """Every accepted request, in order: what a test asserts on."""
         self.loads: list[int] = []
         """Every version loaded, in order."""
+        self.losses = 0
+        """How often it was lost."""
 
     @property
     def version(self) -> int:
@@ -247,9 +103,25 @@ class ScriptedEngine(InProcess):
         """Fixed after start."""
         return self._limits
 
+    @property
+    def ready(self) -> bool:
+        """See Engine.ready."""
+        return self._absence.present
+
+    def lose(self, *, at: Call = "any", skip: int = 0, away: float | None = None) -> None:
+        """It is lost at the next call (of this kind, after ``skip`` of them), which raises EngineLost."""
+        self._absence.expect(at, skip=skip, away=away)
+
+    def restart(self, why: str) -> None:
+        """See Engine.restart."""
+        if not self._absence.possible:
+            super().restart(why)
+        raise self._lost(f"was given up: {why}")
+
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request. Raises InvalidRequest, or Unavailable after a crash."""
-        self._check_alive()
+        """Queue a request. Raises InvalidRequest, EngineLost, or Unavailable after a crash."""
+        self._enter("submit")
+        self._check_there()
         known = request.trajectory_id
         if known in self._running or any(s.request.trajectory_id == known for s in self._waiting):
             raise InvalidRequest(f"{known}: already in the engine")
@@ -265,12 +137,12 @@ class ScriptedEngine(InProcess):
         self._advance()
         tries = self._tries[known] = self._tries.get(known, 0) + 1
         failing = tries <= answer.fail_times
-        self._waiting.append(_Sequence(request, answer, failing=failing, longest=longest))
+        self._waiting.append(Sequence(request, answer, failing=failing, longest=longest))
         self.submitted.append(request)
 
     def abort(self, trajectory_id: str) -> Delta | None:
         """Forget a request; return what was sampled and not yet polled. None: not in the engine."""
-        self._check_alive()
+        self._enter("abort")
         self._advance()
         sequence = self._running.pop(trajectory_id, None)
         if sequence is None:
@@ -284,7 +156,9 @@ class ScriptedEngine(InProcess):
 
     def poll(self, timeout_s: float) -> list[Delta]:  # noqa: ARG002
         """Decode what is due and return the new tokens; never waits. Raises Unavailable at a scripted crash."""
-        self._check_alive()
+        self._enter("poll")
+        if not self._absence.look():
+            return []
         self._advance(self._tokens_per_poll if self._clock is None else 0)
         preempted = [s for s in self._waiting if s.held]
         deltas = [d for s in [*self._running.values(), *preempted] if (d := s.take()) is not None]
@@ -295,7 +169,8 @@ class ScriptedEngine(InProcess):
 
     def load(self, weights: Mapping[str, TensorView], version: int) -> None:  # noqa: ARG002
         """Sample with this version from here on. Raises WeightsMismatch for a version in ``refuse_versions``."""
-        self._check_alive()
+        self._enter("load")
+        self._check_there()
         if version in self._refused:
             raise WeightsMismatch(f"version {version}: refused by the script")
         self._advance()
@@ -304,6 +179,7 @@ class ScriptedEngine(InProcess):
 
     def stats(self) -> EngineStats:
         """Counts as of now."""
+        self._enter("stats")
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -314,6 +190,7 @@ class ScriptedEngine(InProcess):
 
     def decode(self, ids: tuple[int, ...]) -> str:
         """The injected decoder's text, or the ids in decimal with spaces between."""
+        self._enter("decode")
         return self._decode(ids) if self._decode is not None else " ".join(map(str, ids))
 
     def close(self) -> None:
@@ -321,9 +198,25 @@ class ScriptedEngine(InProcess):
         self._running.clear()
         self._waiting.clear()
 
-    def _check_alive(self) -> None:
-        if self._crashed is not None:
+    def _enter(self, call: Call) -> None:
+        if self._crashed is not None and call not in ("stats", "decode"):
             raise Unavailable(self._crashed)
+        why = self._absence.due(call)
+        if why is not None:
+            raise self._lost(why)
+
+    def _check_there(self) -> None:
+        if not self._absence.present:
+            raise Unavailable(f"engine {self.name}: has not started anew yet")
+
+    def _lost(self, why: str) -> EngineLost:
+        """The error to raise: everything in it is gone."""
+        self.close()
+        self._version = -1
+        self._preempted = 0
+        self.losses += 1
+        self._absence.begin()
+        return EngineLost(f"engine {self.name} {why}")
 
     def _advance(self, steps: int = 0) -> None:
         """Decode ``steps``, or what the clock says is due: all running sequences gain a token each step."""
@@ -374,6 +267,9 @@ class ScriptedEngine(InProcess):
             ends_at = sequence.answer.exit_at
             if ends_at is not None and sequence.sampled >= ends_at:
                 os._exit(EXITED)
+            lost_at = sequence.answer.lose_at
+            if lost_at is not None and sequence.sampled >= lost_at:
+                raise self._lost(f"was lost at token {lost_at} of {sequence.request.trajectory_id}, as scripted")
             at = sequence.answer.crash_at
             if at is not None and sequence.sampled >= at:
                 self._crashed = f"the engine crashed at token {at} of {sequence.request.trajectory_id}, as scripted"

@@ -212,3 +212,16 @@ def test_s8_a_response_above_the_topics_size_limit_becomes_a_dead_letter() -> No
     [letter] = stage.letters()
     assert (letter.kind, letter.trajectory_ids) == ("RecordTooLarge", (FIRST,))
     assert len(pool_of(stage).alive) == 0
+
+
+def test_preemption_shows_in_the_heartbeat_and_changes_no_token(stage: Stage) -> None:
+    engine = ScriptedEngine(always(ten(12)), kv_total=40)
+    rollout = stage.rollout(engine=engine, max_in_flight=8, heartbeat_s=0.05)
+    stage.prompts(2)
+    stage.until(lambda: len(stage.completed()) == 8, rollout)
+    told = [one.preempted for one in stage.read("rollouts.status", r.RolloutStatus)]
+    assert told == sorted(told)
+    assert told[0] == 0 < engine.stats().preempted == told[-1]
+    assert rollout._context.measures.gauges["rollout_preempted"] == told[-1]
+    assert {tuple(one.response.ids_T.tolist()) for one in stage.completed().values()} == {tuple(range(100, 112))}
+    assert len(pool_of(stage).alive) == 0

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.engine import EngineRequest, EngineStats
 from laminar.operators.rollout.engines.scripted import EXITED, Answer, ScriptedEngine, always, by_trajectory, seeded
-from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable, WeightsMismatch
+from laminar.schemas.errors import ConfigError, EngineLost, InvalidRequest, Unavailable, WeightsMismatch
 from laminar.schemas.records import Sampling
 from laminar.schemas.tokens import EMPTY, Tokens
 
@@ -115,7 +115,7 @@ def test_a_crash_ends_the_engine() -> None:
 
 
 _DEADLY = """
-from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.engine import EngineRequest, EngineStats
 from laminar.operators.rollout.engines.scripted import ScriptedEngine, seeded
 from laminar.schemas.records import Sampling
 
@@ -182,3 +182,58 @@ def test_the_seeded_script_is_a_function_of_prompt_and_seed() -> None:
 def test_speeds_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         ScriptedEngine(always(FIVE), **settings)  # type: ignore[arg-type]
+
+
+def test_a_lost_engine_has_forgotten_everything_and_is_back_after_its_time() -> None:
+    now = [100.0]
+    engine = ScriptedEngine(always(Answer(ids=tuple(range(40)))), tokens_per_s=10.0, clock=lambda: now[0], away=2.0)
+    engine.load({}, 3)
+    engine.submit(request("p/0"))
+    now[0] += 0.5
+    assert engine.poll(0.0)[0].tokens.n_tokens == 5
+    engine.lose()
+    now[0] += 0.5
+    with pytest.raises(EngineLost, match="was lost in abort"):
+        engine.abort("p/0")
+    assert (engine.ready, engine.version, engine.losses) == (False, -1, 1)
+    assert engine.stats() == EngineStats(running=0, waiting=0, kv_used=0, kv_total=65536)
+    assert engine.abort("p/0") is None
+    for call in (lambda: engine.submit(request("p/0")), lambda: engine.load({}, 3)):
+        with pytest.raises(Unavailable, match="has not started anew yet"):
+            call()
+    now[0] += 1.9
+    assert engine.poll(0.0) == []
+    assert not engine.ready
+    now[0] += 0.2
+    assert engine.poll(0.0) == []
+    assert (engine.ready, engine.version) == (True, -1)
+    engine.load({}, 4)
+    engine.submit(request("p/0"))
+    assert engine.poll(0.0) == []
+    now[0] += 0.1
+    assert engine.poll(0.0)[0].tokens.ids_T.tolist() == [0]
+
+
+def test_an_engine_is_lost_at_a_token_or_when_it_is_given_up() -> None:
+    engine = ScriptedEngine(always(Answer(ids=tuple(range(9)), lose_at=3)), tokens_per_poll=2, away=1)
+    for losses in (1, 2):
+        engine.load({}, 0)
+        engine.submit(request("p/0"))
+        assert engine.poll(0.0)[0].tokens.n_tokens == 2
+        with pytest.raises(EngineLost, match="at token 3 of p/0"):
+            engine.poll(0.0)
+        assert engine.losses == losses
+        assert not engine.ready
+        assert engine.poll(0.0) == []
+        assert engine.ready
+    with pytest.raises(EngineLost, match="was given up: a test"):
+        engine.restart("a test")
+    assert (engine.ready, engine.losses) == (False, 3)
+
+
+def test_an_engine_that_lives_with_its_caller_cannot_be_lost() -> None:
+    engine = ScriptedEngine(always(Answer(ids=(1,))))
+    with pytest.raises(ConfigError, match="only one with `away`"):
+        engine.lose()
+    with pytest.raises(Unavailable, match="its process has to start anew"):
+        engine.restart("a test")
