@@ -46,6 +46,8 @@ class Owned:
     n_fresh: int = 0
     _settled: list[Tokens] = field(default_factory=list)
     _fresh: list[Tokens] = field(default_factory=list)
+    _whole: Tokens | None = None
+    """All of them as one, while they are the same."""
 
     @classmethod
     def started(cls, prompt: r.Prompt, *, at_ms: int) -> list[Owned]:
@@ -104,6 +106,7 @@ class Owned:
         if tokens.n_tokens:
             self._fresh.append(tokens)
             self.n_fresh += tokens.n_tokens
+            self._whole = None
 
     def fresh(self) -> Tokens:
         """Tokens that no delta has taken yet."""
@@ -115,15 +118,22 @@ class Owned:
         self.n_settled += self.n_fresh
         self._fresh = []
         self.n_fresh = 0
+        self._whole = None
 
     def drop_fresh(self) -> None:
         """Forget tokens that the log must not see."""
         self._fresh = []
         self.n_fresh = 0
+        self._whole = None
 
     def response(self) -> Tokens:
         """Everything sampled so far."""
-        return Tokens.concat([_joined(self._settled), *self._fresh]) if self._fresh else _joined(self._settled)
+        if not self._fresh:
+            return _joined(self._settled)
+        whole = self._whole
+        if whole is None:
+            whole = self._whole = Tokens.concat([*self._settled, *self._fresh])
+        return whole
 
     def snapshot(self, *, version: int) -> r.Snapshot:
         """What the next owner needs. ``version``: what it is to be sampled with while it has no token."""

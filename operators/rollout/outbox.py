@@ -17,17 +17,14 @@ from laminar.streams.log import OutRecord, Producer
 __all__ = ["Envelope", "Outbox", "Refused"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Envelope:
     """Records about one trajectory that belong together."""
 
     owned: Owned
-    records: tuple[OutRecord, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the values."""
-        return sum(len(record.value or b"") for record in self.records)
+    records: Sequence[OutRecord]
+    n_bytes: int
+    """Size of the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +53,9 @@ class Outbox:
         """Queue an envelope."""
         if not self._queue:
             self.since = now
-        envelope = Envelope(owned, tuple(records))
-        self._queue.append(envelope)
-        self.n_bytes += envelope.n_bytes
+        n_bytes = sum(len(record.value or b"") for record in records)
+        self._queue.append(Envelope(owned, records, n_bytes))
+        self.n_bytes += n_bytes
 
     def clear(self) -> None:
         """Forget everything."""
