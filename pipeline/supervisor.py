@@ -85,8 +85,12 @@ class Supervisor:
         *,
         command: Callable[[str, int], list[str]] | None = None,
     ) -> None:
-        """The topics must exist. ``command``: other processes than operators, given (operator name, index)."""
+        """The topics must exist. ``command``: other processes than operators, given (operator name, index).
+
+        Raises ConfigError when there are too few GPUs.
+        """
         self._config = config
+        self._gpus = placed(config, gpus_here())
         self._settings = config.supervisor
         self._folder = folder
         self._screen = screen
@@ -99,7 +103,6 @@ class Supervisor:
 
     def _make_children(self) -> list[Child]:
         environment = self._environment()
-        gpus = placed(self._config, gpus_here())
         children = []
         for name, index in self._config.instances():
             instance = f"{name}-{index}"
@@ -108,7 +111,7 @@ class Supervisor:
                     instance,
                     self._command(name, index),
                     log_path=self._folder.log_path(instance),
-                    environment={**environment, **environment_of(gpus.get((name, index)))},
+                    environment={**environment, **environment_of(self._gpus.get((name, index)))},
                     guard=self._guard,
                     settings=self._settings,
                 )
