@@ -1,4 +1,4 @@
-"""vLLM's core in the operator's process, one step of its scheduler at a time.
+"""vLLM's core in this process, one step of its scheduler at a time; its workers too, or in processes of their own.
 
 Guarantees, beside those of ``laminar.operators.rollout.engine``:
 
@@ -7,7 +7,8 @@ Guarantees, beside those of ``laminar.operators.rollout.engine``:
 * ``load`` happens between two steps: the running requests give their cache back, the prefix cache is emptied, and what
   was sampled is read again under the new weights. So a token's version is exactly that of the weights that made it.
 * What is wrong with new weights is said before the first byte is written. An error after that, or in a step, takes the
-  engine out of service: every later call raises Unavailable, and the operator's process starts anew.
+  engine out of service: every later call raises Unavailable, and the operator's process starts anew. The same holds
+  when a worker dies, or one of several (``tensor_parallel_size``) fails: never do they hold different versions.
 * What ends a response (end tokens of the folder, stop tokens, stop strings, also one that began before a resume) is the
   same as in the torch engine.
 
@@ -24,17 +25,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
 from laminar.operators.rollout.engines.in_process import InProcess
 from laminar.operators.rollout.engines.torch_limits import check_request
+from laminar.operators.rollout.engines.vllm_core import Core
+from laminar.operators.rollout.engines.vllm_fault import faults, reason
 from laminar.operators.rollout.engines.vllm_names import environment
 from laminar.operators.rollout.engines.vllm_row import Row, seed_of
-from laminar.operators.rollout.engines.vllm_start import faults, reason, start
-from laminar.operators.rollout.engines.vllm_weights import matched, reload, table_of
+from laminar.operators.rollout.engines.vllm_start import end_tokens, start
+from laminar.operators.rollout.engines.vllm_weights import located, matched, table_of
+from laminar.operators.rollout.engines.vllm_worker import Piece, reload
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable
 from laminar.schemas.tokens import EMPTY
@@ -86,9 +90,7 @@ class VllmEngine(InProcess):
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
 
-        self._client = self._vllm.engine_core
-        self._core = self._client.engine_core
-        self._tasks = self._vllm.get_supported_tasks()
+        self._core = Core(self._vllm)
         self._refusals = (ValueError, VLLMClientError)
         self._params = SamplingParams
         config = self._vllm.vllm_config
@@ -100,9 +102,9 @@ class VllmEngine(InProcess):
         self._table = table_of(folder, dtype)
         text = config.model_config.hf_text_config
         self._tied = bool(getattr(text, "tie_word_embeddings", False))
-        self._vocab_size = int(config.model_config.get_vocab_size())
+        self.vocab_size = int(config.model_config.get_vocab_size())
         self._tokenizer: Any = self._vllm.get_tokenizer()
-        found = _end_tokens(folder, config.model_config.hf_config, text, self._tokenizer)
+        found = end_tokens(folder, config.model_config.hf_config, text, self._tokenizer)
         self._eos = frozenset(found if eos_token_ids is None else eos_token_ids)
         self._steps_per_poll = steps_per_poll
         self._version = -1
@@ -111,7 +113,10 @@ class VllmEngine(InProcess):
         self._by_name: dict[str, Row] = {}
         self._born = 0
         self._preempted = 0
+        self._reload: Callable[[Any, Sequence[Piece]], int] = reload
+        """Run in each worker."""
         self._broken: str | None = None
+        self._closed = False
         self.name = "vllm-" + ".".join(vllm.__version__.split(".")[:2])
         self._try_out(folder)
 
@@ -131,7 +136,7 @@ class VllmEngine(InProcess):
         where = request.trajectory_id
         if where in self._rows:
             raise InvalidRequest(f"{where}: already in the engine")
-        check_request(request, self._limits, self._vocab_size)
+        check_request(request, self._limits, self.vocab_size)
         sampling = request.sampling
         row = Row(
             request,
@@ -144,7 +149,7 @@ class VllmEngine(InProcess):
         if not row.ended:
             ids = [*request.prompt_ids, *request.sampled.ids_T.tolist()]
             try:
-                self._add(row.name, ids, self._sampling(row))
+                self._core.add(row.name, ids, self._sampling(row))
             except self._refusals as error:
                 raise InvalidRequest(f"{where}: {reason(error)}") from error
         self._rows[where] = self._by_name[row.name] = row
@@ -155,7 +160,7 @@ class VllmEngine(InProcess):
         if row is None:
             return None
         if not row.ended and self._broken is None:
-            self._client.abort_requests([row.name])
+            self._core.abort([row.name])
         self._forget(row)
         return row.take() or Delta(trajectory_id=trajectory_id, tokens=EMPTY)
 
@@ -166,7 +171,7 @@ class VllmEngine(InProcess):
             return []
         until = time.monotonic() + max(timeout_s, _LEAST_S)
         for _ in range(self._steps_per_poll):
-            if not self._core.scheduler.has_requests():
+            if not self._core.busy:
                 break
             self._step()
             if time.monotonic() >= until:
@@ -186,17 +191,17 @@ class VllmEngine(InProcess):
         Raises Unavailable when it fails after that: the engine serves nothing any more.
         """
         self._must_live()
-        tensors = matched(self._table, weights, tied=self._tied)
-        try:
-            self._drop_caches()
-            taken = self._vllm.collective_rpc(reload, args=(tensors,))
-            self._core.resume_scheduler()
-        except faults() as error:
-            raise self._dead(f"while it loaded version {version}: {reason(error)}") from error
-        if taken != [len(tensors)]:
-            raise self._dead(f"version {version}: it took {taken[0]} of {len(tensors)} tensors")
+        views = matched(self._table, weights, tied=self._tied)
+        with located(views) as pieces:
+            try:
+                self._drop_caches()
+                taken = self._core.reload(pieces, self._reload)
+            except faults() as error:
+                raise self._dead(f"while it loaded version {version}: {self._reason(error)}") from error
+        if taken != [len(pieces)] * self._core.n_workers:
+            raise self._dead(f"version {version}: its workers took {taken} of {len(pieces)} tensors")
         self._version = version
-        self._client.set_weight_version(str(version))
+        self._core.resume(version)
         self._count_preempted(real=False)
 
     def stats(self) -> EngineStats:
@@ -223,9 +228,10 @@ class VllmEngine(InProcess):
         """Free everything."""
         self._rows.clear()
         self._by_name.clear()
-        if self._broken is None:
-            self._broken = "it was closed"
-            self._client.shutdown()
+        if not self._closed:
+            self._closed = True
+            self._core.close(broken=self._broken is not None)
+            self._broken = self._broken or "because it was closed"
 
     def _sampling(self, row: Row) -> Any:
         """vLLM's parameters for what is left of a request."""
@@ -246,9 +252,14 @@ class VllmEngine(InProcess):
     def _step(self) -> None:
         """One step of the scheduler."""
         try:
-            outputs = self._client.get_output().outputs
+            outputs = self._core.step()
         except faults() as error:
-            raise self._dead(f"in a step: {reason(error)}") from error
+            raise self._dead(f"in a step: {self._reason(error)}") from error
+        self._take(outputs)
+        self._count_preempted(real=True)
+
+    def _take(self, outputs: Sequence[Any]) -> None:
+        """Book what the version that is loaded has sampled."""
         done: list[str] = []
         for output in outputs:
             row = self._by_name.get(output.request_id)
@@ -259,23 +270,16 @@ class VllmEngine(InProcess):
                 logprobs = output.new_logprobs.logprobs[:, 0].tolist()
                 row.add(output.new_token_ids, logprobs, self._version)
             if output.finish_reason is not None and not row.ended:
-                row.error = f"vLLM ended it: {output.finish_reason}"
+                row.fail(f"vLLM ended it: {output.finish_reason}")
             elif row.ended and output.finish_reason is None:
                 done.append(row.name)
         if done:
-            self._client.abort_requests(done)
-        self._count_preempted(real=True)
-
-    def _add(self, name: str, ids: list[int], params: Any) -> None:
-        """Straight to the core: what vLLM makes of its outputs for people (text, metrics) would be made for nothing."""
-        request = self._vllm.input_processor.process_inputs(
-            name, {"prompt_token_ids": ids}, params, supported_tasks=self._tasks
-        )
-        self._client.add_request(request)
+            self._core.abort(done)
 
     def _drop_caches(self) -> None:
         """Nothing that the old weights computed is used again; requests wait with what they sampled."""
-        self._core.pause_scheduler("keep", clear_cache=True)
+        for outputs in self._core.pause():
+            self._take(outputs)
 
     def _count_preempted(self, *, real: bool) -> None:
         """Take note of requests that lost their cache; ``real``: for want of room, not for new weights."""
@@ -297,6 +301,11 @@ class VllmEngine(InProcess):
     def _must_live(self) -> None:
         if self._broken is not None:
             raise Unavailable(f"engine {self.name}: out of service {self._broken}")
+        if self._core.lost:
+            raise self._dead(self._core.lost)
+
+    def _reason(self, error: Exception) -> str:
+        return self._core.lost or reason(error)
 
     def _dead(self, why: str) -> Unavailable:
         self._broken = why
@@ -308,26 +317,20 @@ class VllmEngine(InProcess):
         params = self._params(max_tokens=2, temperature=1.0, seed=0, ignore_eos=True, detokenize=False, logprobs=0)
         n = min(2, self._limits.max_model_len - 1)
         try:
-            self._add("try", [0] * n, params)
-            while self._core.scheduler.has_requests():
-                self._client.get_output()
+            self._core.add("try", [0] * n, params)
+            while self._core.busy:
+                self._core.step()
         except faults() as error:
+            self.close()
             config = self._vllm.vllm_config.model_config
             raise ConfigError(
                 f"engine: vLLM cannot serve {folder} ({', '.join(config.architectures)}, head size"
-                f" {config.get_head_size()}): {reason(error)}"
+                f" {config.get_head_size()}): {reason(error)}{self._head_sizes(config.get_head_size())}"
             ) from error
 
-
-def _end_tokens(folder: Path, *sources: Any) -> set[int]:
-    """Every token that ends a response according to the folder."""
-    from transformers import GenerationConfig
-
-    found: set[int] = set()
-    asked = list(sources)
-    if (folder / "generation_config.json").is_file():
-        asked.append(GenerationConfig.from_pretrained(folder, local_files_only=True))
-    for source in asked:
-        value = getattr(source, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or ())
-    return found
+    def _head_sizes(self, wanted: int) -> str:
+        """What its attention has kernels for, where that is not the model's."""
+        layers = self._vllm.vllm_config.compilation_config.static_forward_context.values()
+        backends = [layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")]
+        sizes = sorted({size for backend in backends for size in backend.get_supported_head_sizes()})
+        return f" (valid head sizes: {', '.join(map(str, sizes))})" if sizes and wanted not in sizes else ""

@@ -37,12 +37,20 @@ _OURS = {
 
 _FIXED = {
     "logprobs_mode": "processed_logprobs: a logprob is of the distribution that the token was drawn from",
-    "async_scheduling": "false: each token belongs to exactly one policy version",
     "disable_log_stats": "true: the rollout reports its own",
     "quantization": "null: weights are those of the trainer",
     "skip_tokenizer_init": "false: the text of a response is recorded",
 }
 """vLLM's name -> what it is here, and why."""
+
+_HERE = "new weights come through the memory of this machine"
+
+_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "data_parallel_size": ((1,), "operators.rollout.replicas is the number of engines"),
+    "distributed_executor_backend": (("mp", "uni"), _HERE),
+    "nnodes": ((1,), _HERE),
+}
+"""vLLM's name -> what it may be besides null, and why."""
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -50,8 +58,10 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-"""In the operator's process, its log (errors only) on stderr, nothing sent anywhere, several engines on one CPU."""
+"""The core in this process, its log (errors only) on stderr, nothing sent anywhere, several engines on one CPU, workers
+that are no copies of a process with threads."""
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -72,6 +82,10 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: is set by {_OURS[name]}")
         if name in _FIXED:
             raise ValueError(f"{name}: is always {_FIXED[name]}")
+        valid, why = _ONLY.get(name, ((), ""))
+        if valid and given[name] is not None and given[name] not in valid:
+            shown = " or ".join(str(value) for value in valid)
+            raise ValueError(f"{name}: {given[name]} (valid: {shown}; {why})")
         if known and name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             raise ValueError(

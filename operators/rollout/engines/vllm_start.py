@@ -1,37 +1,25 @@
-"""Starting vLLM in this process: its environment, its arguments, its errors as one line."""
+"""Starting vLLM: its environment, its arguments, what of a model folder it does not say itself."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from laminar.operators.rollout.engines.vllm_fault import reason
 from laminar.operators.rollout.engines.vllm_names import INSTALL, check_arguments
+from laminar.operators.rollout.engines.vllm_weights import table_of
 from laminar.schemas.errors import ConfigError
 
-__all__ = ["faults", "reason", "start"]
-
-_FAULTS: tuple[type[Exception], ...] = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
-    ValueError,
-)  # fmt: skip
+__all__ = ["end_tokens", "start"]
 
 _KV_ARGS = {"kv_cache_memory_bytes", "gpu_memory_utilization"}
 """vLLM's own ways to say how large the cache is."""
-
-
-@cache
-def faults() -> tuple[type[Exception], ...]:
-    """What vLLM, a library with errors of every kind, raises when something is wrong."""
-    from vllm.exceptions import VLLMError
-
-    return (*_FAULTS, VLLMError)
 
 
 def start(
@@ -58,6 +46,7 @@ def start(
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override kv_total without a word
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: {folder}: has no config.json, so it is no Hugging Face model folder")
+    table_of(folder, dtype)  # names a file that cannot be read, which vLLM does not
 
     given: dict[str, Any] = {
         "model": str(folder),
@@ -76,7 +65,9 @@ def start(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about itself and its dependencies
             return _engine(_with_defaults(given), kv_total, threads)
-    except faults() as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # a worker that could not start is no more than that
         raise ConfigError(f"engine: vLLM cannot serve {folder}: {reason(error)}") from error
 
 
@@ -86,8 +77,7 @@ def _engine(given: Mapping[str, Any], kv_total: int | None, threads: int) -> Any
     from vllm.v1.executor import Executor
 
     config = EngineArgs(**given).create_engine_config()
-    if config.parallel_config.world_size > 1:
-        raise ConfigError("engine.args: more than one worker (tensor or pipeline parallel) is not supported yet")
+    config.scheduler_config.async_scheduling = bool(given["async_scheduling"])  # which a CPU would never have
     if kv_total is None and _is_cpu() and not _KV_ARGS & given.keys():
         kv_total = _for_all(config, given["max_num_seqs"])
     if kv_total is not None:
@@ -118,7 +108,7 @@ def _for_all(config: Any, max_running: int) -> int:
     """Tokens with which every sequence may be as long as the model allows, up to a quarter of what memory is free."""
     size = config.cache_config.block_size
     longest = -(-config.model_config.max_model_len // size) * size
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // config.parallel_config.world_size
     return int(max(longest, min(max_running * longest, free // 4 // _token_bytes(config) // size * size)))
 
 
@@ -129,20 +119,10 @@ def _reserve(config: Any) -> None:
 
 
 def _token_bytes(config: Any) -> int:
-    """Of the KV cache, for one token, where every layer has attention of the usual kind."""
+    """Of one worker's KV cache, for one token, where every layer has attention of the usual kind."""
     model, parallel = config.model_config, config.parallel_config
     numbers = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     return int(numbers * model.dtype.itemsize)
-
-
-def reason(error: BaseException) -> str:
-    """An error as one line."""
-    details = getattr(error, "errors", None)
-    if callable(details):  # pydantic's: many lines, of which the messages count
-        found = [f"{'.'.join(str(part) for part in one['loc']) or 'value'}: {one['msg']}" for one in details()]
-        return "; ".join(" ".join(one.split()) for one in found)
-    text = " ".join(str(error).split())
-    return text or type(error).__name__
 
 
 def _limit_cache(config: Any, kv_total: int, max_model_len: int | None) -> None:
@@ -160,3 +140,17 @@ def _limit_cache(config: Any, kv_total: int, max_model_len: int | None) -> None:
             " engine.max_model_len or args.block_size)"
         )
     config.cache_config.num_gpu_blocks_override = blocks + 1
+
+
+def end_tokens(folder: Path, *sources: Any) -> set[int]:
+    """Every token that ends a response according to the folder."""
+    from transformers import GenerationConfig
+
+    found: set[int] = set()
+    asked = list(sources)
+    if (folder / "generation_config.json").is_file():
+        asked.append(GenerationConfig.from_pretrained(folder, local_files_only=True))
+    for source in asked:
+        value = getattr(source, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or ())
+    return found

@@ -1,4 +1,4 @@
-"""New weights into a running vLLM model: everything is checked first, then vLLM's layerwise reload does it.
+"""New weights for a running vLLM model: everything is checked here before a worker hears of them.
 
 vLLM fuses what a checkpoint holds apart (``qkv_proj``, ``gate_up_proj``) and repacks it for its kernels, and it passes
 over names that are missing. So the set that must come is read from the model folder, from which the same vLLM has just
@@ -8,30 +8,28 @@ loaded everything that it needs: the same names and shapes, in the run's dtype, 
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
+from laminar.operators.rollout.engines.vllm_worker import DTYPES, Piece
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import ConfigError, WeightsMismatch
 
-__all__ = ["Table", "matched", "reload", "table_of"]
+__all__ = ["Table", "located", "matched", "table_of"]
 
 Table = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name -> dtype and shape."""
 
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 _RUN_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 _HEAD = "lm_head.weight"
+_ALIGNED = 64
 
 
 def table_of(folder: Path, dtype: str) -> Table:
@@ -52,8 +50,8 @@ def table_of(folder: Path, dtype: str) -> Table:
     return table
 
 
-def matched(table: Table, weights: Mapping[str, TensorView], *, tied: bool) -> list[tuple[str, Tensor]]:
-    """Tensors over the memory of ``weights``. ``tied``: the output layer is the embedding, and may be left out.
+def matched(table: Table, weights: Mapping[str, TensorView], *, tied: bool) -> dict[str, TensorView]:
+    """What of ``weights`` the model takes. ``tied``: the output layer is the embedding, and may be left out.
 
     Raises WeightsMismatch: a missing or unknown name, another shape or dtype, bytes of another size, a value that is
     not finite.
@@ -65,39 +63,45 @@ def matched(table: Table, weights: Mapping[str, TensorView], *, tied: bool) -> l
     missing = table.keys() - weights.keys() - free
     if missing:
         raise WeightsMismatch(f"weights: {_some(missing)} missing")
-    names = [name for name in weights if name not in free]
-    for name in names:
-        _check(name, table[name], weights[name])
-    tensors = [(name, _tensor(weights[name])) for name in names]
-    for name, tensor in tensors:
-        # A sum is finite only if every part is; one pass at the speed of memory.
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float64).item()):
-            raise WeightsMismatch(f"weights.{name}: not all of its {tensor.numel()} values are finite")
-    return tensors
+    views = {name: view for name, view in weights.items() if name not in free}
+    for name, view in views.items():
+        _check(name, table[name], view)
+    for name, view in views.items():
+        _check_finite(name, view)
+    return views
 
 
-def reload(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> int:
-    """Run in the worker: the number of tensors that vLLM took."""
-    taken = 0
+@contextmanager
+def located(views: Mapping[str, TensorView]) -> Iterator[list[Piece]]:
+    """Where other processes of this machine find the tensors, while the context is open.
 
-    def counted() -> Iterator[tuple[str, Tensor]]:
-        nonlocal taken
-        for pair in tensors:
-            taken += 1
-            yield pair
+    Those that are in no file yet are copied into one that has no name on any disk.
+    """
+    loose = {name: view for name, view in views.items() if not view.path}
+    fd = os.memfd_create("laminar-weights", os.MFD_CLOEXEC) if loose else -1
+    try:
+        path, end = f"/proc/{os.getpid()}/fd/{fd}", 0
+        pieces = []
+        for name, view in views.items():
+            size = view.data.nbytes
+            if name in loose:
+                where, offset = path, end
+                end += -(-size // _ALIGNED) * _ALIGNED
+                _write(fd, view.data, offset)
+            else:
+                where, offset = view.path, view.offset
+            pieces.append(Piece(name, view.dtype, tuple(view.shape), where, offset, size))
+        yield pieces
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
-    worker.model_runner.reload_weights(weights_iterator=counted(), is_checkpoint_format=True)
-    _pack_heads(worker.model_runner.get_model())
-    return taken
 
-
-def _pack_heads(model: Any) -> None:
-    """Pack the output layer anew: on a CPU it samples from a packed copy, which a reload leaves as it is when tied."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    rest = data.cast("B") if data.nbytes else data
+    while rest.nbytes:
+        written = os.pwrite(fd, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 def _check(name: str, wanted: tuple[str, tuple[int, ...]], view: TensorView) -> None:
@@ -106,17 +110,22 @@ def _check(name: str, wanted: tuple[str, tuple[int, ...]], view: TensorView) -> 
         raise WeightsMismatch(f"weights.{name}: shape {list(view.shape)}, the model has {list(shape)}")
     if view.dtype != dtype:
         raise WeightsMismatch(f"weights.{name}: dtype {view.dtype}, the model has {dtype}")
-    size = math.prod(shape) * _DTYPES[dtype].itemsize
+    size = math.prod(shape) * DTYPES[dtype].itemsize
     if view.data.nbytes != size:
         raise WeightsMismatch(f"weights.{name}: {view.data.nbytes} bytes, but {dtype} {list(shape)} has {size}")
 
 
-def _tensor(view: TensorView) -> Tensor:
-    if not view.data.nbytes:
-        return torch.empty(view.shape, dtype=_DTYPES[view.dtype])
+def _check_finite(name: str, view: TensorView) -> None:
+    dtype = DTYPES[view.dtype]
+    if not view.data.nbytes or not dtype.is_floating_point:
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(view.data, dtype=_DTYPES[view.dtype]).reshape(view.shape)
+        tensor = torch.frombuffer(view.data, dtype=dtype)
+    # One pass at the speed of memory, and no copy in another dtype, as a sum would make.
+    least, most = torch.aminmax(tensor)
+    if not (math.isfinite(least.item()) and math.isfinite(most.item())):
+        raise WeightsMismatch(f"weights.{name}: not all of its {tensor.numel()} values are finite")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -47,13 +47,15 @@ class Policy:
 
     path: Path
     tied: bool = True
+    n_kv_heads: int = 1
     _models: dict[int, Any] = field(default_factory=dict)
 
     def model(self, version: int) -> Any:
         """The version as the trainer has it: another seed each, so that no two agree about anything."""
         if version not in self._models:
             torch.manual_seed(1000 + version)
-            self._models[version] = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=self.tied)).eval()
+            shape = {**SHAPE, "num_key_value_heads": self.n_kv_heads, "tie_word_embeddings": self.tied}
+            self._models[version] = Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
         return self._models[version]
 
     def weights(self, version: int) -> dict[str, TensorView]:

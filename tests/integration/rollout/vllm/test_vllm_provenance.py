@@ -28,7 +28,8 @@ def _stale() -> type[VllmEngine]:
 
     class Stale(VllmEngine):
         def _drop_caches(self) -> None:
-            self._core.pause_scheduler("keep", clear_cache=False)
+            for outputs in self._core.pause(clear_cache=False):
+                self._take(outputs)
 
     return Stale
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.engines.vllm_worker import Piece, mapped, take
 from laminar.operators.weights import TensorView
 from laminar.schemas.errors import ConfigError, InvalidRequest, Unavailable, WeightsMismatch
 from laminar.schemas.records import Sampling
@@ -106,27 +107,26 @@ def test_d11_an_output_layer_of_its_own_must_come(start: Start, tmp_path: Path) 
         engine.load(weights, 2)
 
 
-def test_a_load_that_fails_half_way_takes_the_engine_out_of_service(
-    start: Start, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from laminar.operators.rollout.engines import vllm, vllm_weights
+def _breaking(worker: Any, pieces: Sequence[Piece]) -> int:
+    """A reload that ends in the middle."""
 
+    def some(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for i, pair in enumerate(tensors):
+            if i == 7:
+                raise RuntimeError("the mapping went away")
+            yield pair
+
+    with mapped(pieces) as tensors:
+        return take(worker, some(tensors))
+
+
+def test_a_load_that_fails_half_way_takes_the_engine_out_of_service(start: Start, policy: Policy) -> None:
     engine = start()
     engine.load(policy.weights(0), 0)
     request = EngineRequest(trajectory_id="t", prompt_ids=(4, 5), sampling=Sampling(max_tokens=9), seed=0)
     engine.submit(request)
     engine.poll(0.0)
-
-    def breaking(worker: Any, tensors: Iterable[tuple[str, Any]]) -> int:
-        def some() -> Iterator[tuple[str, Any]]:
-            for i, pair in enumerate(tensors):
-                if i == 7:
-                    raise RuntimeError("the mapping went away")
-                yield pair
-
-        return vllm_weights.reload(worker, some())
-
-    monkeypatch.setattr(vllm, "reload", breaking)
+    engine._reload = _breaking
     with pytest.raises(Unavailable, match="while it loaded version 1: the mapping went away"):
         engine.load(policy.weights(1), 1)
     for call in (lambda: engine.poll(0.0), lambda: engine.submit(request), lambda: engine.load(policy.weights(2), 2)):
@@ -194,8 +194,11 @@ def test_an_unknown_architecture_is_named_at_start(start: Start, tmp_path: Path)
         ({"max_model_len": 4096}, "4096"),
         ({"args": {**ARGS, "block_size": "many"}}, "block_size"),
         ({"args": {**ARGS, "enforce_eagr": True}}, r"engine.args: enforce_eagr: .*closest: enforce_eager"),
-        ({"args": {**ARGS, "tensor_parallel_size": 2}}, "more than one worker"),
-        ({"args": {**ARGS, "kv_cache_memory_bytes": 100}, "kv_total": None}, "KV cache|memory"),
+        ({"args": {**ARGS, "tensor_parallel_size": 4}}, r"attention heads \(2\) must be divisible by .* size \(4\)"),
+        (
+            {"args": {**ARGS, "kv_cache_memory_bytes": 100}, "kv_total": None},
+            r"max_model_len=256 needs [\d.]+ GiB.*valid: a larger args.kv_cache_memory_bytes",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -57,12 +57,14 @@ def test_arguments_are_checked_against_the_source_of_the_installed_vllm_without_
         ("model", r"is set by model\.path"),
         ("max_num_seqs", r"is set by engine\.max_running"),
         ("logprobs_mode", "is always processed_logprobs"),
-        ("async_scheduling", "is always false"),
+        ("data_parallel_size", r"2 \(valid: 1; operators\.rollout\.replicas is the number of engines\)"),
+        ("nnodes", r"2 \(valid: 1; new weights come through the memory of this machine\)"),
+        ("distributed_executor_backend", r"2 \(valid: mp or uni;"),
     ],
 )
 def test_what_is_said_elsewhere_or_must_be_so_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        VllmEngineConfig(args={name: 1})
+        VllmEngineConfig(args={name: 2})
 
 
 def test_the_environment_that_vllm_needs_is_part_of_the_config() -> None:
