@@ -13,13 +13,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from laminar.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["checkpoint_tensors", "same_memory"]
+__all__ = ["checkpoint_tensors", "refuse_missing", "same_memory"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,19 @@ def checkpoint_tensors(model: Any) -> dict[str, Tensor]:
         name: state[source].as_strided(shape, strides, state[source].storage_offset() + offset)
         for name, (source, shape, strides, offset) in parts.items()
     }
+
+
+def refuse_missing(folder: Path, found: Mapping[str, Any]) -> None:
+    """Raise ConfigError when the folder lacks a tensor of its model (``found``: transformers' ``loading_info``).
+
+    transformers would make up random values for it, with no more than a warning.
+    """
+    missing = sorted(found.get("missing_keys") or ())
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ConfigError(
+            f"model.path: {folder}: its safetensors lack {shown} (valid: every tensor of the model that is not tied)"
+        )
 
 
 def same_memory(tensor: Tensor) -> tuple[Any, ...]:

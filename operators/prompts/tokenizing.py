@@ -52,8 +52,8 @@ class PromptTokenizer:
                 from transformers import AutoTokenizer
 
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # noqa: BLE001 - the tokenizers library has nothing narrower
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(f"model.path: {folder} has no usable tokenizer: {reason}") from None
         described = json.loads((folder / "config.json").read_text())
         limit = described.get("max_position_embeddings")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from laminar.operators.checkpoint_name import refuse_missing
 from laminar.operators.operator import ModelConfig
 from laminar.operators.trainer.config import TrainerConfig
 from laminar.operators.trainer.loss import LossSums, clip_loss, token_logprobs
@@ -212,6 +213,7 @@ def device_of(name: str) -> torch.device:
 
 def load_model(config: ModelConfig) -> Any:
     """The Hugging Face causal LM in the folder, in float32. Raises ConfigError in one line."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -220,11 +222,14 @@ def load_model(config: ModelConfig) -> Any:
     bars: Any = transformers_logging  # its functions have no annotations
     bars.disable_progress_bar()  # they would stand in the process's log
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=torch.float32,
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model.path: {config.path}: {str(error).splitlines()[0]}") from error
+    refuse_missing(config.path, found)
+    return model

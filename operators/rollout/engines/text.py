@@ -36,8 +36,9 @@ def load_decoder(model: ModelConfig) -> Decoder:
             tokenizer = AutoTokenizer.from_pretrained(
                 model.path, trust_remote_code=model.trust_remote_code, local_files_only=True
             )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {model.path} has no usable tokenizer: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # noqa: BLE001 - the tokenizers library has nothing narrower
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"model.path: {model.path} has no usable tokenizer: {why}") from None
 
     def decode(ids: tuple[int, ...]) -> str:
         text: str = tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from laminar.operators.checkpoint_name import refuse_missing
 from laminar.schemas.errors import ConfigError
 
 __all__ = ["CausalModel", "resolve_device"]
@@ -64,13 +66,15 @@ class CausalModel:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
             self.config: Any = AutoConfig.from_pretrained(path, **options)
             model: Any = AutoModelForCausalLM  # its methods have no annotations
-            self.module: Any = model.from_pretrained(path, dtype=_DTYPES[dtype], **options)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            loaded = model.from_pretrained(path, dtype=_DTYPES[dtype], output_loading_info=True, **options)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().split("\n", 1)[0]
             raise ConfigError(f"model.path: {path}: cannot be loaded as a causal LM: {reason}") from error
         finally:
             if shown:
                 bars.enable_progress_bar()
+        self.module: Any = loaded[0]
+        refuse_missing(path, loaded[1])
         if getattr(self.module, "_is_stateful", False):
             raise ConfigError(
                 f"model.path: {path}: {type(self.module).__name__} keeps a recurrent state;"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from laminar.operators.checkpoint_name import checkpoint_tensors
+from laminar.operators.operator import ModelConfig
+from laminar.operators.rollout.engines.torch_model import CausalModel
 from laminar.operators.rollout.engines.torch_weights import load_weights
+from laminar.operators.trainer.policy import load_model
 from laminar.operators.trainer.publish import named_tensors, tied_names
 from laminar.operators.weights import TensorView
+from laminar.pipeline.examples.tokenizer import symbol_tokenizer
+from laminar.schemas.errors import ConfigError
 
 _BASE: dict[str, Any] = {
     "vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -74,3 +80,47 @@ def test_a_part_of_a_tensor_is_the_models_own_memory() -> None:
     model.to(torch.bfloat16)  # parameters move: the next views follow
     assert checkpoint_tensors(model)[name].dtype == torch.bfloat16
     assert (checkpoint_tensors(model)[name] == 7.0).all()
+
+
+def _cut(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def _drop(*names: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        tensors = load_file(path / "model.safetensors")
+        for name in names:
+            del tensors[name]
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+_LOADERS: dict[str, Callable[[Path], object]] = {
+    "trainer": lambda path: load_model(ModelConfig(path=path)),
+    "torch engine": lambda path: CausalModel(
+        path, dtype="float32", device=torch.device("cpu"), trust_remote_code=False
+    ),
+}
+
+
+@pytest.mark.parametrize("who", _LOADERS)
+@pytest.mark.parametrize(
+    ("tied", "change", "message"),
+    [
+        (False, _drop("lm_head.weight"), r"its safetensors lack lm_head\.weight \(valid"),
+        (True, _drop("model.layers.1.self_attn.k_proj.weight"), r"lack model\.layers\.1\.self_attn\.k_proj\.weight \("),
+        (True, _cut, r"model\.path: \S+: "),
+    ],
+    ids=["an output layer of its own", "a layer's tensor", "half of the file"],
+)
+def test_d11_a_folder_without_a_tensor_that_is_not_tied_is_refused(
+    tmp_path: Path, tied: bool, change: Callable[[Path], None], message: str, who: str
+) -> None:
+    _model(transformers.Qwen2Config(**_BASE, tie_word_embeddings=tied), 1).save_pretrained(tmp_path)
+    symbol_tokenizer(list("abc"), separator="", max_length=64).save_pretrained(tmp_path)
+    change(tmp_path)
+    with pytest.raises(ConfigError, match=message) as caught:
+        _LOADERS[who](tmp_path)
+    assert "\n" not in str(caught.value)
