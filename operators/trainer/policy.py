@@ -221,8 +221,9 @@ def load_model(config: ModelConfig) -> Any:
         raise ConfigError(f"model.path: {config.path} is no model folder (a folder with config.json is needed)")
     bars: Any = transformers_logging  # its functions have no annotations
     bars.disable_progress_bar()  # they would stand in the process's log
+    loading: Any = AutoModelForCausalLM
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, found = loading.from_pretrained(
             config.path,
             dtype=torch.float32,
             trust_remote_code=config.trust_remote_code,

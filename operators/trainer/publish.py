@@ -84,7 +84,8 @@ def named_tensors(model: Any, dtype: torch.dtype, tied: Mapping[str, str]) -> It
             continue
         cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
         flat = cast.to("cpu").contiguous().reshape(-1)
-        data = memoryview(flat.view(torch.uint8).numpy())
+        bytes_N: Any = flat.view(torch.uint8).numpy()
+        data = memoryview(bytes_N)
         yield NamedTensor(name=name, dtype=names[cast.dtype], shape=tuple(tensor.shape), data=data)
 
 
