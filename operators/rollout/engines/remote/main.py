@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from laminar.operators.rollout.engine import Engine
@@ -180,14 +181,19 @@ def _say(stream: Stream, answer: Mapping[str, Any]) -> None:
         stream.flush()
 
 
+def _pass(number: int, frame: FrameType | None) -> None:
+    """It ends with the process that started it, which may still want its tokens."""
+    del number, frame
+
+
 def main(end: int) -> int:
     """Serve the other end of this socket; the exit code."""
     os.set_inheritable(end, False)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _pass)
     stream = Stream(socket.socket(fileno=end))
     try:
         engine, ahead = _bear(stream)

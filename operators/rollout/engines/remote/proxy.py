@@ -97,7 +97,9 @@ class RemoteEngine:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes weights and requests. False while it starts anew."""
+        """Whether it takes weights and requests. False while it starts anew, and once it is known to be lost."""
+        if self._ready and self._lost is None and not self._requests and time.monotonic() >= self._next_look:
+            self._look(0.0)  # nobody need poll an engine without work
         return self._ready and self._lost is None
 
     @property
@@ -133,6 +135,8 @@ class RemoteEngine:
 
         Raises EngineLost once when the process is lost and everything that had arrived was given out.
         """
+        if self._closed:
+            return []
         if not self._ready:
             facts = self._supervisor.again()
             if facts is not None:

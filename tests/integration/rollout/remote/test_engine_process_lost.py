@@ -165,6 +165,24 @@ def test_a_process_without_work_may_be_silent(engine: RemoteEngine) -> None:
     assert ids_of(so_far(engine, 60)) == list(IDS)
 
 
+def test_the_death_of_a_process_without_work_is_noticed_by_whoever_asks_whether_it_is_ready(
+    engine: RemoteEngine,
+) -> None:
+    assert engine.ready
+    os.kill(pid_of(engine), signal.SIGKILL)
+    until(lambda: not engine.ready, "notice of the death")
+    with pytest.raises(EngineLost, match="was killed by SIGKILL"):
+        engine.poll(0.0)
+    assert engine.poll(0.0) == []
+
+
+def test_a_signal_to_all_processes_leaves_the_end_to_the_operator(engine: RemoteEngine) -> None:
+    os.kill(pid_of(engine), signal.SIGTERM)
+    os.kill(pid_of(engine), signal.SIGINT)
+    engine.submit(asked("t/0"))
+    assert ids_of(so_far(engine, 60)) == list(IDS)
+
+
 def test_a_process_that_dies_while_it_loads_is_lost_by_the_load() -> None:
     engine = made("weights_fall", QUICK)
     try:
