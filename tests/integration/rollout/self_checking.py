@@ -21,6 +21,7 @@ from laminar.operators.rollout.engine import Engine
 from laminar.operators.rollout.loader import Loader
 from laminar.operators.trainer.config import OptimizerConfig, TrainerConfig
 from laminar.operators.trainer.operator import build
+from laminar.operators.trainer.policy import Policy
 from laminar.operators.weights import TensorView, WeightSource
 from laminar.pipeline.examples.tokenizer import symbol_tokenizer
 from laminar.schemas import records as r
@@ -30,7 +31,7 @@ from laminar.streams.topics import outgoing
 from tests.support.relays import RelayRun
 from tests.support.training import group
 
-__all__ = ["Altered", "Checking", "altered", "manifests", "model_folder", "train"]
+__all__ = ["Altered", "Checking", "altered", "manifest_of", "manifests", "model_folder", "train"]
 
 
 def model_folder(path: Path, *, tied: bool = True) -> Path:
@@ -83,6 +84,29 @@ def manifests(context: Context) -> dict[int, r.VersionManifest]:
     raw = read_topic(context.log, "weights.versions", Deadline.after(30, "read manifests"))
     found = [context.codec.decode(record.value or b"") for record in raw]
     return {m.version: m for m in found if isinstance(m, r.VersionManifest) and m.state == "committed"}
+
+
+def manifest_of(model: Any, version: int, *, state: r.VersionState = "committed") -> r.VersionManifest:
+    """What the trainer writes of a version with the weights of ``model``."""
+    policy = Policy(model, TrainerConfig(device="cpu"), total_steps=1)
+    return r.VersionManifest(
+        run_id="run",
+        epoch=1,
+        version=version,
+        parent=version - 1,
+        step=version,
+        state=state,
+        tensors=(),
+        total_bytes=0,
+        chunk_bytes=4096,
+        chunk_digests=b"",
+        root_digest="",
+        relay_id="relay-0",
+        relay_url="",
+        relay_boot="boot",
+        at_ms=0,
+        probes=policy.probes(),
+    )
 
 
 def altered(weights: Mapping[str, TensorView], name: str, how: Any) -> dict[str, TensorView]:
