@@ -8,17 +8,20 @@ and so does a prompt that is too large for the lifecycle topic.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from laminar.operators.operator import Context
 from laminar.operators.rollout import event
 from laminar.operators.rollout.intake import Intake, Offer
 from laminar.operators.rollout.ledger import Owned
 from laminar.operators.rollout.round import admits
+from laminar.operators.rollout.writer import Outcome, Writer
 from laminar.schemas import records as r
 from laminar.schemas.errors import Aborted, DecodeError, Evicted, RecordTooLarge
 from laminar.streams.dead_letter import dead_letter, send_letter
-from laminar.streams.log import OutRecord, Producer, Transaction
+from laminar.streams.log import Membership, OutRecord, TopicPartition, Transaction
 from laminar.streams.topics import outgoing
 
 __all__ = ["Admission"]
@@ -51,36 +54,60 @@ class Admission:
     """See the module's docstring. ``now`` is Unix epoch seconds."""
 
     def __init__(
-        self, context: Context, producer: Producer, *, max_in_flight: int, updates: r.UpdateMode = "pinned"
+        self, context: Context, writer: Writer, *, max_in_flight: int, updates: r.UpdateMode = "pinned"
     ) -> None:
         self._context = context
         self._updates = updates
-        self._producer = producer
+        self._writer = writer
         self._max_in_flight = max_in_flight
         self._intake = self._join()
         self._next_keep_alive = 0.0
         self._typical_group = max(1, context.run.group_size)
+        self.pending = False
+        """Groups are being taken beside the step: what becomes of them is not known yet."""
 
-    def take(self, now: float, *, in_flight: int, incarnation: int, version: int, engine: str) -> list[Owned]:
-        """The members of the groups that were taken; [] also when the transaction was aborted (it is tried again)."""
+    def take(
+        self,
+        now: float,
+        *,
+        in_flight: int,
+        incarnation: int,
+        version: int,
+        engine: str,
+        then: Callable[[list[Owned]], None],
+    ) -> None:
+        """Take what fits, and call ``then`` with its members once that is committed. Not while the writer is busy.
+
+        When the transaction was aborted it is tried again by a later call.
+        """
         if self._intake.closed:
             self._intake = self._join()
         chosen = self._choose(in_flight, version)
         if not chosen:
-            return []
-        at_ms = int(now * 1000)
-        while True:
-            plans = [
-                self._plan(offer, at_ms, incarnation=incarnation, version=version, engine=engine) for offer in chosen
-            ]
+            return
+        plan = partial(self._plan, at_ms=int(now * 1000), incarnation=incarnation, version=version, engine=engine)
+        self._try(chosen, plan, then)
+
+    def _try(self, chosen: list[Offer], plan: Callable[[Offer], _Plan], then: Callable[[list[Owned]], None]) -> None:
+        plans = [plan(offer) for offer in chosen]
+        offsets = {one.offer.source.source: one.offer.source.offset + 1 for one in plans}
+        membership = self._intake.membership()
+        self.pending = True
+
+        def landed(outcome: Outcome) -> None:
+            self.pending = False
             try:
-                committed = self._commit(plans)
+                committed = self._conclude(plans, outcome)
             except _Refused as refused:
                 chosen[refused.index] = replace(chosen[refused.index], error=refused.error)
+                self._try(chosen, plan, then)
             else:
-                return [member for plan in plans for member in plan.owned] if committed else []
+                if committed:
+                    then([member for one in plans for member in one.owned])
 
-    def _plan(self, offer: Offer, at_ms: int, *, incarnation: int, version: int, engine: str) -> _Plan:
+        self._writer.write(lambda: self._make(plans, membership, offsets), landed)
+
+    def _plan(self, offer: Offer, *, at_ms: int, incarnation: int, version: int, engine: str) -> _Plan:
         if offer.prompt is None or offer.error is not None:
             error = offer.error or DecodeError(f"{offer.source.where}: not a prompt")
             logger.error("%s: dead letter: %s", offer.source.where, error)
@@ -103,12 +130,14 @@ class Admission:
 
     def keep_alive(self, now: float) -> None:
         """The member's sign of life while no group is fetched."""
-        if now >= self._next_keep_alive and not self._intake.closed:
+        if now >= self._next_keep_alive and not self._intake.closed and not self.pending:
             self._next_keep_alive = now + _KEEP_ALIVE_S
             self._intake.keep_alive()
 
     def close(self) -> None:
         """Leave the group: its prompts go to other rollouts at once. The next ``take`` joins it again."""
+        if self.pending:
+            self._writer.land(wait=True)
         self._intake.close()
 
     def _join(self) -> Intake:
@@ -135,13 +164,15 @@ class Admission:
                 break
         return chosen if self._intake.holds(chosen) else []
 
-    def _commit(self, plans: list[_Plan]) -> bool:
-        offsets = {plan.offer.source.source: plan.offer.source.offset + 1 for plan in plans}
+    def _make(self, plans: list[_Plan], membership: Membership, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._writer.producer.transaction() as tx:
+            for index, plan in enumerate(plans):
+                self._send(tx, index, plan)
+            tx.commit_offsets(membership, offsets)
+
+    def _conclude(self, plans: list[_Plan], outcome: Outcome) -> bool:
         try:
-            with self._producer.transaction() as tx:
-                for index, plan in enumerate(plans):
-                    self._send(tx, index, plan)
-                tx.commit_offsets(self._intake.membership(), offsets)
+            outcome()
         except Aborted as error:
             logger.warning("groups not taken, trying again: %s", error)
             return False

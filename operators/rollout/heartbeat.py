@@ -46,7 +46,7 @@ class Heartbeat:
         self._last: float | None = None
         self._seen: tuple[object, ...] = ()
         self._changed = True
-        self._tokens = 0
+        self._tokens = self._said_tokens = 0
         self._rate = 0.0
 
     @property
@@ -99,6 +99,7 @@ class Heartbeat:
         self._next_lease_s = max(self._configured_lease_s, min(_LEASE_POLLS * self._slowest(now), _LONGEST_LEASE_S))
         if self._last is not None and now > self._last:
             self._rate = self._tokens / (now - self._last)
+        self._changed, self._said_tokens = False, self._tokens
         in_flight = tuple(
             r.InFlight(trajectory_id=one.trajectory_id, attempt=one.attempt, n_tokens=one.n_tokens) for one in ledger
         )
@@ -127,11 +128,11 @@ class Heartbeat:
         self._changed = True
 
     def spoken(self, now: float) -> None:
-        """It was committed."""
+        """The newest ``status`` was committed; ``now`` is when it was made. If it was not: ``hurry``."""
         self._last = now
         self._lease_s = self._next_lease_s
-        self._changed = False
-        self._tokens = 0
+        self._tokens -= self._said_tokens
+        self._said_tokens = 0
 
     def _slowest(self, now: float) -> float:
         return float(self._slowest_s * 0.5 ** (max(0.0, now - self._slowest_at) / _SLOWEST_HALF_LIFE_S))

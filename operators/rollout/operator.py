@@ -44,9 +44,11 @@ from laminar.operators.rollout.heartbeat import Heartbeat
 from laminar.operators.rollout.ledger import Owned
 from laminar.operators.rollout.updates import Updates
 from laminar.operators.rollout.work import Work
+from laminar.operators.rollout.writer import Outcome, Writer
 from laminar.operators.weights import WeightSource
 from laminar.schemas import records as r
 from laminar.schemas.errors import Aborted, EngineLost, Evicted
+from laminar.streams.log import OutRecord
 from laminar.streams.topics import outgoing
 
 __all__ = ["Rollout", "build"]
@@ -80,8 +82,8 @@ class Rollout:
         self.incarnation = int(context.clock() * 1000)
         """Of this process: larger = younger."""
         self._commands = Commands(context.log, context.codec, context.instance)
-        self._producer = context.log.producer(context.transactional_id)
-        self._admission = Admission(context, self._producer, max_in_flight=self._max_in_flight, updates=config.updates)
+        self._writer = Writer(context.log.producer(context.transactional_id), context.background)
+        self._admission = Admission(context, self._writer, max_in_flight=self._max_in_flight, updates=config.updates)
         self._work = Work(
             engine=checked,
             codec=context.codec,
@@ -125,10 +127,10 @@ class Rollout:
     def step(self, now: float) -> bool:
         """See Operator.step."""
         self._lost_lease(now)
-        worked = False
+        worked = self._writer.land()
         if now >= self._next_poll:
             self._next_poll = now + self._config.poll_s
-            worked = self._obey(now)
+            worked = self._obey(now) or worked
             worked = self._updates.poll() or worked
             worked = self._load(now) or worked
             worked = self._take(now) or worked
@@ -143,6 +145,7 @@ class Rollout:
         """Take nothing new, give everything unfinished to the pool, and write all of it. See Operator.drain."""
         if not self._stopping:
             self._stopping = self._draining = True
+            self._writer.land(wait=True)
             self._admission.close()
             self._work.hand_over_all(now)
             self._give_up(now)
@@ -152,10 +155,10 @@ class Rollout:
 
     def close(self) -> None:
         """See Operator.close."""
+        self._writer.close()
         self._admission.close()
         self._commands.close()
         self._updates.close()
-        self._producer.close()
         self._engine.close()
         self._close_weights()
 
@@ -183,7 +186,7 @@ class Rollout:
         return bool(commands)
 
     def _load(self, now: float) -> bool:
-        if not self._has_engine:
+        if not self._has_engine or self._admission.pending:
             return False
         plan = self._updates.plan(now)
         if plan is None:
@@ -212,20 +215,30 @@ class Rollout:
             self._admission.close()
 
     def _take(self, now: float) -> bool:
+        if self._writer.busy:
+            return False
         known = self._heartbeat.last is not None
         may_take = known and not self._draining and self._work.outbox.n_bytes < _MAX_OUTBOX_BYTES
         taken: list[Owned] = []
+        incarnation = self.incarnation
+
+        def begin(members: list[Owned]) -> None:
+            if incarnation != self.incarnation:
+                return  # it lost its lease meanwhile, and they belong to others
+            taken.extend(members)
+            for member in members:
+                self._work.begin(member, now)
+
         if may_take and self._updates.takes_groups():
-            taken = self._admission.take(
+            self._admission.take(
                 now,
                 in_flight=len(self._work.ledger),
-                incarnation=self.incarnation,
+                incarnation=incarnation,
                 version=self._engine.version,
                 engine=self._engine.name,
+                then=begin,
             )
         self._admission.keep_alive(now)
-        for member in taken:
-            self._work.begin(member, now)
         return bool(taken)
 
     # -- 2. the engine
@@ -260,6 +273,7 @@ class Rollout:
         error = self._work.lost
         if error is None:
             return False
+        self._writer.land(wait=True)
         n, n_tokens = self._work.give_up(now)
         self._admission.close()
         self._engine_losses += 1
@@ -280,6 +294,10 @@ class Rollout:
         work, config = self._work, self._config
         if work.n_fresh >= config.delta_tokens or (work.n_fresh and now - work.fresh_since >= config.delta_s):
             work.stage_deltas(now)
+        if force:
+            self._writer.land(wait=True)
+        elif self._writer.busy:
+            return False
         speak = self._heartbeat.is_due(self._context.clock())
         waited = len(work.outbox) > 0 and now - work.outbox.since >= config.finish_s
         urgent = force or (self._hurry and len(work.outbox) > 0)
@@ -288,19 +306,51 @@ class Rollout:
         began = self._context.clock()
         speak = self._lost_lease(began) or speak
         also = [outgoing(self._context.codec, self._status(now))] if speak or force else []
-        try:
-            work.outbox.flush(self._producer, also)
-        except (Aborted, Evicted) as error:
-            logger.warning("nothing was written, trying again: %s", error)
-            return False
-        finally:
-            work.bury_refused(now)
-        ended = self._context.clock()
-        self._next_flush = ended + _REST * (ended - began)
         self._hurry = False
-        if also:
-            self._heartbeat.spoken(now)
-        return True
+        return self._write(also, now, here=force)
+
+    def _write(self, also: list[OutRecord], now: float, *, here: bool) -> bool:
+        """Everything in the outbox, and ``also`` with the last of it; False: nothing was written, and is tried again.
+
+        Beside the step, where the log bears it and unless ``here``: then one transaction, and more with the next step.
+        """
+        writing = self._work.outbox.begin(also)
+        if writing is None:
+            return True
+        producer, incarnation, wrote, took = self._writer.producer, self.incarnation, True, 0.0
+
+        def make() -> None:
+            nonlocal took
+            began = self._context.clock()
+            writing.make(producer)
+            took = self._context.clock() - began
+
+        def landed(outcome: Outcome) -> None:
+            nonlocal wrote
+            try:
+                wrote = self._work.outbox.conclude(writing, outcome)
+            except (Aborted, Evicted) as error:
+                logger.warning("nothing was written, trying again: %s", error)
+                self._hurry = True
+                wrote = False
+                if also:
+                    self._heartbeat.hurry()
+                return
+            finally:
+                self._work.bury_refused(now)
+            if wrote and writing.is_last:
+                self._next_flush = self._context.clock() + _REST * took
+                if also and incarnation == self.incarnation:
+                    self._heartbeat.spoken(now)
+            elif here or self._context.background is None:
+                wrote = self._write(also, now, here=here)
+            else:
+                self._hurry = True
+                if also:
+                    self._heartbeat.hurry()
+
+        self._writer.write(make, landed, here=here)
+        return wrote
 
     def _status(self, now: float) -> r.RolloutStatus:
         status = self._heartbeat.status(

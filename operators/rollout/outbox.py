@@ -7,14 +7,14 @@ transaction loses nothing, and leaves the moment it did, so nothing is written t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from laminar.operators.rollout.ledger import Owned
 from laminar.schemas.errors import RecordTooLarge
 from laminar.streams.log import OutRecord, Producer
 
-__all__ = ["Envelope", "Outbox", "Refused"]
+__all__ = ["Envelope", "Outbox", "Refused", "Writing"]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +33,37 @@ class Refused:
 
     owned: Owned
     error: RecordTooLarge
+
+
+class _TooLarge(Exception):
+    """Leaves a transaction in order to abort it; never seen outside."""
+
+    def __init__(self, envelope: Envelope, error: RecordTooLarge) -> None:
+        super().__init__(str(error))
+        self.envelope = envelope
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """One transaction."""
+
+    batch: Sequence[Envelope]
+    also: Sequence[OutRecord]
+    is_last: bool
+    """Nothing was behind it when it was begun."""
+
+    def make(self, producer: Producer) -> None:
+        """Raises what a transaction raises. Touches nothing else, so it may run beside the step."""
+        with producer.transaction() as tx:
+            for envelope in self.batch:
+                try:
+                    for record in envelope.records:
+                        tx.send(record)
+                except RecordTooLarge as error:
+                    raise _TooLarge(envelope, error) from error
+            for record in self.also:
+                tx.send(record)
 
 
 class Outbox:
@@ -68,37 +99,50 @@ class Outbox:
 
         Raises what a transaction raises; what was not committed is still here.
         """
-        while True:
-            batch = self._batch()
-            last = len(batch) == len(self._queue)
-            if not batch and not also:
+        while (writing := self.begin(also)) is not None:
+            if self.conclude(writing, lambda: writing.make(producer)) and writing.is_last:
                 return
-            current: Envelope | None = None
-            try:
-                with producer.transaction() as tx:
-                    for current in batch:
-                        for record in current.records:
-                            tx.send(record)
-                    current = None
-                    for record in also if last else ():
-                        tx.send(record)
-            except RecordTooLarge as error:
-                if current is None:
-                    raise
-                self._queue.remove(current)
-                self.n_bytes -= current.n_bytes
-                self._refused.append(Refused(current.owned, error))
-                continue
-            for envelope in batch:
-                self._queue.popleft()
-                self.n_bytes -= envelope.n_bytes
-            if last:
-                return
+
+    def begin(self, also: Sequence[OutRecord] = ()) -> Writing | None:
+        """The next transaction, to be made and concluded before another one; None: there is nothing to write."""
+        batch = self._batch()
+        if not batch and not also:
+            return None
+        is_last = len(batch) == len(self._queue)
+        return Writing(batch, also if is_last else (), is_last)
+
+    def conclude(self, writing: Writing, outcome: Callable[[], None]) -> bool:
+        """Whether it was committed, as ``outcome`` says by raising or not. False: less is to be written now.
+
+        Raises what a transaction raises; what was not committed is still here.
+        """
+        try:
+            outcome()
+        except _TooLarge as refused:
+            if self._remove([refused.envelope]):
+                self._refused.append(Refused(refused.envelope.owned, refused.error))
+            return False
+        self._remove(writing.batch)
+        return True
 
     def take_refused(self) -> list[Refused]:
         """What was set aside since the last call, also by a flush that raised."""
         refused, self._refused = self._refused, []
         return refused
+
+    def _remove(self, envelopes: Sequence[Envelope]) -> bool:
+        """Whether they were still here: they may have been forgotten since."""
+        found = False
+        for envelope in envelopes:
+            if self._queue and self._queue[0] is envelope:
+                self._queue.popleft()
+            elif envelope in self._queue:
+                self._queue.remove(envelope)
+            else:
+                continue
+            self.n_bytes -= envelope.n_bytes
+            found = True
+        return found
 
     def _batch(self) -> list[Envelope]:
         """The first envelopes, as many as one transaction should carry."""

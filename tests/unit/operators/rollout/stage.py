@@ -13,6 +13,7 @@ from laminar.operators.rollout.operator import Rollout
 from laminar.operators.weights import TensorView
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
+from laminar.streams.background import Background
 from laminar.streams.deadline import Deadline
 from laminar.streams.memory import Faults, MemoryLog, NoFaults, Point
 from laminar.streams.reading import Tail
@@ -81,11 +82,12 @@ class Stage:
         *,
         engine: ScriptedEngine | None = None,
         faults: Faults | None = None,
+        background: Background | None = None,
         **config: Any,
     ) -> Rollout:
         """A rollout that works eagerly: no waiting for others before a commit, one token a step."""
         settings: dict[str, Any] = {"poll_s": 0.0, "finish_s": 0.0, "delta_s": 0.05, "lease_s": 1000.0}
-        context = replace(self.world.context("rollout"), instance=f"rollout-{index}")
+        context = replace(self.world.context("rollout"), instance=f"rollout-{index}", background=background)
         if faults is not None:
             assert isinstance(self.world.log, MemoryLog)
             handle = MemoryLog(clock=context.clock, broker=self.world.log.broker, faults=faults)
