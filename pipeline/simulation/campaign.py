@@ -44,6 +44,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "damaged records": ("damage",),
     "dead letters": ("dead letters",),
     "engines that died or stalled": ("engine_crash", "engine_stall"),
+    "engines lost": ("engine_lost",),
+    "moves out of a lost engine": ("lost",),
     "relay stalled or lost versions": ("relay_stall", "relay_lose"),
     "resumes": ("resumes",),
     "void steps": ("void steps",),

@@ -1,4 +1,4 @@
-"""The scripted engine of a simulated rollout: it may crash or stall, and it is where a rollout may be stopped."""
+"""The scripted engine of a simulated rollout: it may crash, stall or be lost, and is where a rollout may be stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 
 from laminar.operators.rollout.engine import Delta
 from laminar.operators.rollout.engines.scripted import ScriptedEngine
+from laminar.operators.rollout.engines.scripted_absence import Call
 from laminar.operators.weights import TensorView
+from laminar.pipeline.simulation.clock import EPOCH_S
+from laminar.pipeline.simulation.fault import FAULTS_END_S
 from laminar.pipeline.simulation.scenario import Scenario
 from laminar.schemas.errors import Unavailable
 
@@ -31,6 +34,7 @@ class SimulatedEngine(ScriptedEngine):
             kv_total=scenario.kv_total,
             tokens_per_s=scenario.tokens_per_s,
             clock=clock,
+            away=1.0,
         )
         self._now = clock
         self._point = point
@@ -52,3 +56,7 @@ class SimulatedEngine(ScriptedEngine):
         stats = self.stats()
         super().load(weights, version)
         self._loaded(version, stats.running + stats.waiting > 0)
+
+    def _enter(self, call: Call) -> None:
+        if self._now() < EPOCH_S + FAULTS_END_S:
+            super()._enter(call)

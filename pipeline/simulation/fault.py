@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from laminar.operators.rollout.engines.scripted_absence import Call
 from laminar.pipeline.simulation.scenario import LEASE_S, SESSION_S, Scenario
 
 __all__ = ["ARMED", "FAULTS_END_S", "Crash", "Fault", "Kind", "Point", "draw_faults"]
@@ -24,8 +25,8 @@ Point = Literal["step", "before_commit", "inside_commit", "after_commit", "engin
 
 Kind = Literal[
     "crash", "pause", "abort", "unknown", "undecided",
-    "ambush", "away", "cut", "damage", "drain", "engine_crash", "engine_stall", "join", "late", "leave",
-    "relay_lose", "relay_stall", "twin",
+    "ambush", "away", "cut", "damage", "drain", "engine_crash", "engine_lost", "engine_stall", "join", "late",
+    "leave", "relay_lose", "relay_stall", "twin",
 ]  # fmt: skip
 
 ARMED: frozenset[str] = frozenset({"crash", "pause", "abort", "unknown", "undecided"})
@@ -61,19 +62,23 @@ class Fault:
     topic: str = ""
     skip: int = 0
     """An armed fault lets so many chances pass."""
+    call: Call = "any"
+    """At which call of the engine its loss is noticed."""
     coin: bool = False
     """What an undecided transaction becomes, and other details."""
 
     def __str__(self) -> str:
         more = [self.target, self.point if self.kind in ARMED else "", self.topic]
+        more += [f"in {self.call}" if self.kind == "engine_lost" else ""]
         more += [f"{self.seconds:.2f} s" if self.seconds else "", f"skip {self.skip}" if self.skip else ""]
         return f"{self.at:6.2f} {self.kind} {' '.join(part for part in more if part)}"
 
 
 def draw_faults(rng: random.Random, scenario: Scenario) -> list[Fault]:
-    """Between none and a dozen, by time."""
+    """Some to a dozen, by time."""
     instances = scenario.instances()
     faults = [_draw(rng, instances) for _ in range(rng.randint(2, 14))]
+    faults += [_draw_loss(rng, instances) for _ in range(rng.choice((0, 0, 0, 1, 3)))]
     return sorted(faults, key=lambda fault: fault.at)
 
 
@@ -124,6 +129,18 @@ def _draw(rng: random.Random, instances: Sequence[str]) -> Fault:
             return Fault(at=at, kind=kind, seconds=long, coin=coin)
         case _:  # twin, drain
             return Fault(at=at, kind=kind, target=target, seconds=long / 4)
+
+
+def _draw_loss(rng: random.Random, instances: Sequence[str]) -> Fault:
+    """An engine in a process of its own dies."""
+    return Fault(
+        at=rng.uniform(0.5, FAULTS_END_S - 4.0),
+        kind="engine_lost",
+        target=rng.choice([i for i in instances if i.startswith("rollout")]),
+        call=rng.choice(("any", "poll", "poll", "poll", "submit", "abort", "load", "stats", "decode")),
+        skip=rng.choice((0, 0, 1, 2, 5)),
+        seconds=rng.choice((0.05, 0.5, LEASE_S + 0.5, SESSION_S + 1.0)),
+    )
 
 
 def _point(rng: random.Random, target: str, skip: int) -> tuple[Point, int]:

@@ -62,6 +62,8 @@ class Mishaps:
                 self._lose(fault)
             case "engine_crash" if process is not None and process.engine is not None:
                 process.engine.broken = True
+            case "engine_lost" if process is not None and process.engine is not None:
+                process.engine.lose(at=fault.call, skip=fault.skip, away=fault.seconds)
             case "engine_stall" if process is not None and process.engine is not None:
                 process.engine.stalled_until = now + fault.seconds
             case "damage":

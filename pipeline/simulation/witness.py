@@ -31,6 +31,9 @@ __all__ = ["Witness"]
 
 
 _LEASE_SLACK_S = 0.5
+_MOVES: dict[r.MoveReason, str] = {
+    "repack": "moves", "dead": "adoptions", "handback": "handbacks", "drain": "drained", "lost": "lost",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -209,9 +212,7 @@ class Witness:
             self._report(
                 "lost_delta", f"{event.trajectory_id}: moved with {event.n_tokens} tokens, {known.n_known} are known"
             )
-        self.counts[
-            {"repack": "moves", "dead": "adoptions", "handback": "handbacks", "drain": "drained"}[event.reason]
-        ] += 1
+        self.counts[_MOVES[event.reason]] += 1
         if known.n_known and not event.n_tokens:
             self.counts["sampled anew"] += 1
         if known.ended:  # repack could not see the end yet: sampled once more, and one of the two results counts

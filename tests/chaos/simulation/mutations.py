@@ -184,6 +184,31 @@ def delta_dropped_at_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Work, "_leave", hasty)
 
 
+def tokens_dropped_with_a_lost_engine(patch: pytest.MonkeyPatch) -> None:
+    give_up = Work.give_up
+
+    def hasty(self: Work, now: float) -> tuple[int, int]:
+        for owned in self.ledger:
+            owned.settle()
+        return give_up(self, now)
+
+    patch.setattr(Work, "give_up", hasty)
+
+
+def lost_engine_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Work, "engine_lost", lambda self, error, **how: None)
+
+
+def group_half_begun_when_the_engine_is_lost(patch: pytest.MonkeyPatch) -> None:
+    begin = Work.begin
+
+    def careless(self: Work, owned: Owned, now: float) -> None:
+        if self.lost is None:
+            begin(self, owned, now)
+
+    patch.setattr(Work, "begin", careless)
+
+
 def heartbeats_ignored(patch: pytest.MonkeyPatch) -> None:
     hear = Roster.hear
 
@@ -283,7 +308,7 @@ _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("a transaction is done again when its outcome is unknown, though it had committed", redo_after_unknown, 1),
     ("reward goes on behind records whose transaction failed", offset_past_lost_output, 7),
     ("repack gives an orphan to a new owner under the old attempt", adoption_without_attempt, 3),
-    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 99),
+    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 53),
     ("a resumed trainer reads from the beginning and has forgotten which groups are done", forgets_the_done, 0),
     ("the checkpoint is saved before the step is recorded", checkpoint_before_record, 0),
     ("a version is published before its checkpoint is durable", published_before_durable, 0),
@@ -296,6 +321,13 @@ _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("the trainer closes a group while a member is missing", group_closes_without_a_member, 0),
     ("the trainer does not hear of dead members", dead_members_ignored, 0),
     ("the tokens since the last delta are lost when a trajectory moves", delta_dropped_at_release, 1),
+    ("the tokens since the last delta are lost with the engine", tokens_dropped_with_a_lost_engine, 16),
+    ("a rollout waits for what was in its engine when that was lost", lost_engine_not_noticed, 0),
+    (
+        "the engine is lost at the first of a group, and the others are forgotten",
+        group_half_begun_when_the_engine_is_lost,
+        130,
+    ),
     ("repack hears only the first heartbeat of a process", heartbeats_ignored, 4),
     ("a rollout that slept beyond its lease goes on with its work", zombie_keeps_its_work, 2),
     ("weights are swapped while trajectories are being sampled", weights_swapped_within_a_round, 0),

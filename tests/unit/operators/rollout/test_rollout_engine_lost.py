@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 
 from laminar.operators.repack.config import RepackConfig
-from laminar.operators.repack.fold import PartialPool
 from laminar.operators.repack.operator import Repack
 from laminar.operators.rollout.engine import EngineRequest
 from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine, always, by_trajectory
@@ -17,11 +16,10 @@ from laminar.operators.rollout.engines.scripted_absence import Call
 from laminar.operators.rollout.operator import Rollout
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
-from laminar.streams.log import TopicPartition
 from tests.support.dataflow import make_prompt, make_tokens
+from tests.support.lives import read_lives
 from tests.unit.operators.rollout.stage import Stage, ten
 
-SOURCE = TopicPartition("trajectories.partial", 0)
 CALLS: tuple[Call, ...] = ("submit", "abort", "poll", "load", "stats", "decode")
 
 
@@ -54,27 +52,8 @@ def repack(stage: Stage) -> Repack:
 
 
 def lives(stage: Stage) -> dict[str, list[object]]:
-    """What stands in the log of each trajectory, in order; fails where a token is missing or stands there twice."""
-    found: dict[str, list[object]] = {}
-    pool = PartialPool()
-    for event in stage.read("trajectories.partial", object):
-        name = event.trajectory_id  # type: ignore[attr-defined]
-        if not isinstance(event, r.TrajectoryStarted):
-            one = pool.alive[name]
-            if isinstance(event, r.TrajectoryTokens):
-                assert (event.attempt, event.start) == (one.attempt, one.n_response), name
-            elif isinstance(event, r.TrajectoryMoved):
-                assert event.attempt > one.attempt
-                assert event.n_tokens == one.n_response or event.reason == "dead"
-            elif isinstance(event, r.TrajectoryEnded):
-                assert event.attempt == one.attempt
-                made = stage.completed().get(name)
-                known = one.response()
-                assert made is None or made.response[: known.n_tokens] == known
-        pool.apply(event, SOURCE, 0)
-        found.setdefault(name, []).append(event)
-    assert pool.late == 0
-    return found
+    """Of each trajectory, in order; fails where a token is missing or stands there twice."""
+    return read_lives(stage.read("trajectories.partial", object), stage.completed())
 
 
 def moves(stage: Stage) -> list[r.TrajectoryMoved]:
