@@ -192,3 +192,8 @@ class RolloutConfig(OperatorConfig):
     old_version_attempts: int = Field(default=3, ge=1)
     """After so many failures the trajectories that wait for the version are handed back (``in_flight``: for a newer
     one)."""
+
+    @property
+    def checks(self) -> SelfCheckConfig:
+        """``self_check``; none for an engine without a model, whose logprobs are no trainer's."""
+        return SelfCheckConfig(every=0) if self.engine.kind == "scripted" else self.self_check

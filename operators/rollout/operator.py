@@ -75,7 +75,7 @@ class Rollout:
         """``engine`` and ``weights`` are the rollout's own from here on; ``close`` calls ``close_weights``."""
         self._config = config
         self._context = context
-        checked = CheckedEngine(engine, config.self_check, clock=context.clock, measures=context.measures)
+        checked = CheckedEngine(engine, config.checks, clock=context.clock, measures=context.measures)
         self._engine = checked
         self._close_weights = close_weights
         self._max_in_flight = config.max_in_flight or engine.limits.max_running

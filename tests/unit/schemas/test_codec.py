@@ -200,6 +200,50 @@ def test_s19_a_heartbeat_of_the_release_before_has_no_lease(codec: Codec) -> Non
     assert codec.decode(_written_by("laminar.v1.RolloutStatus", record)) == replace(before, lease_s=0.0)
 
 
+def manifest(**probe: object) -> r.VersionManifest:
+    """A version of no tensors, with one probe of two prefixes of three tokens."""
+    values: dict[str, typing.Any] = {
+        "tokens": i32(5, 6, 7), "lengths": i32(1, 3), "top_k": 2, "ids": i32(9, 4, 4, 9),
+        "logprobs": f32(-0.5, -1.0, 0.0, -9.0), "dtype": "float32", **probe,
+    }  # fmt: skip
+    return r.VersionManifest(
+        run_id="run", epoch=1, version=3, parent=2, step=3, state="committed", tensors=(), total_bytes=0, chunk_bytes=8,
+        chunk_digests=b"", root_digest="", relay_id="", relay_url="", relay_boot="", at_ms=9,
+        probes=(r.Probe(**values),),
+    )  # fmt: skip
+
+
+def test_s19_a_version_of_the_release_before_has_no_probes(codec: Codec) -> None:
+    without = replace(manifest(), probes=())
+    current = codec.encode(without)
+    assert current[-1:] == b"\x00"
+    old = PACKAGED._load("laminar.v1.VersionManifest")
+    assert codec.decode(current[:2] + old.fingerprint + current[10:-1]) == without
+
+
+@pytest.mark.parametrize(
+    ("probe", "reason"),
+    [
+        ({"top_k": 0}, r"VersionManifest\.probes\[0\]\.top_k: 0 is below 1"),
+        ({"tokens": b"12345"}, r"tokens: 5 bytes, but 4 per token are needed"),
+        ({"lengths": b"123"}, r"lengths: 3 bytes"),
+        ({"ids": i32(1, 2, 3)}, r"ids: 12 bytes, but 2 prefixes and top_k=2 are needed"),
+        ({"logprobs": f32(-1.0)}, r"logprobs: 4 bytes, but 2 prefixes and top_k=2 are needed"),
+        ({"lengths": i32(1, 4)}, r"lengths: 4 is above the 3 tokens of the sequence"),
+        ({"lengths": i32(0, 3)}, r"lengths: 0 is below 1"),
+        ({"ids": i32(1, 2, 3, -4)}, r"ids: -4 is below 0"),
+        ({"logprobs": f32(-0.5, 0.5, -1.0, -2.0)}, r"logprobs: not all are finite and at most 0"),
+        ({"logprobs": f32(-0.5, math.nan, -1.0, -2.0)}, r"logprobs: not all are finite and at most 0"),
+    ],
+)
+def test_d2_probes_that_contradict_themselves_are_refused_at_the_producer(
+    codec: Codec, probe: dict[str, object], reason: str
+) -> None:
+    assert codec.decode(codec.encode(manifest())) == manifest()
+    with pytest.raises(EncodeError, match=reason):
+        codec.encode(manifest(**probe))
+
+
 def test_s19_a_record_of_a_newer_schema_is_resolved_once_its_schema_is_known(tmp_path: Path) -> None:
     newer = json.loads((AVRO / "drain_command.v1.avsc").read_text())
     newer["namespace"] = "laminar.v2"

@@ -11,7 +11,7 @@ import pytest
 
 from laminar.operators.measure import Measures
 from laminar.operators.rollout.checked_engine import CheckedEngine
-from laminar.operators.rollout.config import SelfCheckConfig
+from laminar.operators.rollout.config import RolloutConfig, SelfCheckConfig
 from laminar.operators.rollout.engine import EngineRequest
 from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine
 from laminar.operators.rollout.event import POOL
@@ -271,6 +271,11 @@ def test_every_0_checks_nothing() -> None:
     case.answer = raw
     assert case.load(3)
     assert case.asked == 0
+
+
+def test_an_engine_without_a_model_is_not_asked() -> None:
+    assert RolloutConfig(engine={"kind": "scripted"}).checks.every == 0
+    assert RolloutConfig(engine={"kind": "vllm"}, self_check={"every": 3}).checks.every == 3
 
 
 def test_a_version_without_probes_is_taken_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
