@@ -66,7 +66,7 @@ def test_groups_of_a_killed_rollout_are_finished_once_on_a_real_log(log: Log) ->
 
     def rollout(index: int) -> Rollout:
         config = RolloutConfig(delta_s=0.05, heartbeat_s=0.3, lease_s=30.0)
-        engine = ScriptedEngine(always(ten(200)), max_running=16)
+        engine = ScriptedEngine(always(ten(200)), max_running=16, tokens_per_s=200.0, clock=time.time)
         return Rollout(config, replace(base, instance=f"rollout-{index}"), engine=engine, weights=NoWeights())
 
     weights = NoWeights()
