@@ -274,8 +274,8 @@ class Rollout:
         if error is None:
             return False
         self._writer.land(wait=True)
-        n, n_tokens = self._work.give_up(now)
         self._admission.close()
+        n, n_tokens = self._work.give_up(now)
         self._engine_losses += 1
         self._hurry = True
         self._heartbeat.hurry()

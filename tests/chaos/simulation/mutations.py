@@ -272,13 +272,13 @@ def fold_resumes_at_its_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def aborted_groups_taken(patch: pytest.MonkeyPatch) -> None:
-    commit = Admission._commit
+    conclude = Admission._conclude
 
     def believe(self: Admission, *args: Any) -> bool:
-        commit(self, *args)
+        conclude(self, *args)
         return True
 
-    patch.setattr(Admission, "_commit", believe)
+    patch.setattr(Admission, "_conclude", believe)
 
 
 def version_number_reused(patch: pytest.MonkeyPatch) -> None:
