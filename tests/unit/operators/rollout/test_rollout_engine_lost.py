@@ -19,6 +19,7 @@ from laminar.schemas.errors import Unavailable
 from tests.support.dataflow import make_prompt, make_tokens
 from tests.support.lives import read_lives
 from tests.unit.operators.rollout.stage import Stage, ten
+from tests.unit.operators.rollout.test_rollout_beside import Beside
 
 CALLS: tuple[Call, ...] = ("submit", "abort", "poll", "load", "stats", "decode")
 
@@ -70,11 +71,16 @@ def release(stage: Stage, source: Rollout, ids: Sequence[str], target: Rollout) 
 
 
 @pytest.mark.parametrize("skip", [0, 2])
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("call", CALLS)
-def test_a6_an_engine_lost_at_any_call_loses_no_token_and_repeats_none(stage: Stage, call: Call, skip: int) -> None:
+def test_a6_an_engine_lost_at_any_call_loses_no_token_and_repeats_none(
+    stage: Stage, call: Call, skip: int, beside: bool
+) -> None:
     engine = lossy()
     stage.prompts(6)
-    rollout, other = stage.rollout(engine=engine), stage.rollout(1, engine=lossy())
+    background = Beside(most=3) if beside else None
+    rollout = stage.rollout(engine=engine, background=background)
+    other = stage.rollout(1, engine=lossy(), background=background)
     everybody = (rollout, other, repack(stage))
     if call == "load":
         engine.lose(at=call, skip=skip // 2)
@@ -306,6 +312,26 @@ def test_a_trajectory_that_brings_down_engine_after_engine_is_a_dead_letter_and_
     assert "engine" in letter.error
     assert sum(engine.losses for engine in engines) == 3
     assert "d/0/1/2" not in stage.completed()
+    lives(stage)
+
+
+def test_what_is_being_taken_when_the_engine_is_lost_goes_to_the_pool_too(stage: Stage) -> None:
+    beside, engine = Beside(), lossy(always(ten()), away=1000)
+    rollout = stage.rollout(engine=engine, background=beside)
+    stage.until(lambda: beside.open, rollout)
+    beside.begun[-1].end()
+    stage.run(0.02, rollout)
+    stage.prompts(1)
+    stage.until(lambda: beside.open, rollout)
+    engine.lose(at="stats")
+    stage.run(0.05, rollout)
+    for one in beside.begun:
+        one.end()
+    stage.run(0.05, rollout)
+    assert (engine.losses, engine.submitted) == (1, [])
+    assert len(stage.read("trajectories.partial", r.TrajectoryStarted)) == 4
+    assert {(one.reason, one.n_tokens, one.to_incarnation) for one in moves(stage)} == {("drain", 0, 0)}
+    assert len(moves(stage)) == 4
     lives(stage)
 
 
