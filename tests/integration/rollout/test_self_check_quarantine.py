@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.operator import Repack
+from laminar.operators.rollout.engines.recipe import Recipe
+from laminar.operators.rollout.engines.remote.proxy import RemoteEngine
+from laminar.operators.rollout.engines.text import decimal
 from laminar.operators.rollout.engines.torch import TorchEngine
 from laminar.operators.rollout.operator import Rollout
-from laminar.operators.weights import TensorView
 from laminar.schemas import records as r
 from laminar.schemas.errors import EngineLost, Unavailable
 from laminar.schemas.records import UpdateMode
 from laminar.streams.audit import audit
+from laminar.streams.deadline import Deadline
 from tests.integration.rollout.flying import Shelf, prompts, worst
-from tests.integration.rollout.self_checking import manifest_of
+from tests.integration.rollout.self_checking import Checking, manifest_of
 from tests.integration.rollout.vllm.conftest import VOCAB, Policy
+from tests.integration.rollout.wrong_once import WRONG, WrongOnce
 from tests.support import sample
 from tests.unit.operators.rollout.stage import Stage
-
-WRONG = 2
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +33,6 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     made = Policy(tmp_path_factory.mktemp("policy"))
     made.save()
     return made
-
-
-class WrongOnce(TorchEngine):
-    """Takes one version's number, and keeps the weights that it has."""
-
-    def __init__(self, path: Path, of: Any) -> None:
-        super().__init__(path, max_running=8, steps_per_poll=2, eos_token_ids=())
-        self._of = of
-        self.wrong = 0
-
-    def load(self, weights: Mapping[str, TensorView], version: int) -> None:
-        if version == WRONG and not self.wrong:
-            self.wrong += 1
-            super().load(self._of(version - 1), version)
-        else:
-            super().load(weights, version)
 
 
 class Anew(WrongOnce):
@@ -77,7 +61,7 @@ def written(stage: Stage) -> set[int]:
 @pytest.mark.parametrize("updates", ["pinned", "in_flight"])
 @pytest.mark.parametrize("kind", [WrongOnce, Anew], ids=["in the process", "in its own"])
 def test_d2_an_engine_that_goes_wrong_once_writes_none_of_it_and_comes_back(
-    policy: Policy, kind: type[WrongOnce], updates: UpdateMode, caplog: pytest.LogCaptureFixture
+    policy: Policy, kind: type[WrongOnce], updates: UpdateMode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = Stage()
     stage.weights = Shelf(policy.weights)  # type: ignore[assignment]
@@ -90,14 +74,16 @@ def test_d2_an_engine_that_goes_wrong_once_writes_none_of_it_and_comes_back(
     def start(engine: TorchEngine) -> Rollout:
         return stage.rollout(0, engine=engine, **config)  # type: ignore[arg-type]
 
-    engine = kind(policy.path, policy.weights)
+    mark = tmp_path / "wrong"
+    engine = kind(str(policy.path), str(mark))
+    given_up = False
     rollout = start(engine)
     rng = np.random.default_rng(7)
     prompts(stage, [rng.integers(4, VOCAB, 20).tolist() for _ in range(16)], max_tokens=60)
     restarts = version = 0
     publish(stage, policy, 0)
     for turn in range(4000):
-        if turn % 15 == 14 and version < (4 if engine.wrong else WRONG):
+        if turn % 15 == 14 and version < (4 if mark.exists() else WRONG):
             version += 1
             publish(stage, policy, version)
         try:
@@ -106,14 +92,15 @@ def test_d2_an_engine_that_goes_wrong_once_writes_none_of_it_and_comes_back(
             restarts += 1
             rollout.close()
             rollout = start(TorchEngine(policy.path, max_running=8, steps_per_poll=2, eos_token_ids=()))
-        if engine.wrong == 1 and (restarts or engine.version < 0):
-            engine.wrong += 1  # it has just been given up
+        if not given_up and mark.exists():
+            given_up = True  # in this very step
+            assert restarts or engine.version < 0
             assert max(written(stage)) < WRONG
         mover.step(stage.world.now)
         stage.world.advance(0.02)
         if len(stage.completed()) == 32:
             break
-    assert engine.wrong == 2
+    assert given_up
     assert restarts == int(kind is WrongOnce)
     said = [record.getMessage() for record in caplog.records if "self-check of version" in record.getMessage()]
     assert any(f"self-check of version {WRONG}: probe" in text and "the trainer" in text for text in said)
@@ -123,3 +110,29 @@ def test_d2_an_engine_that_goes_wrong_once_writes_none_of_it_and_comes_back(
     assert worst(done.values(), policy.model) < 1e-4
     ledger = audit(stage.world.log, stage.world.codec, "run")
     assert ledger.balanced, ledger.violations
+
+
+def test_d2_an_engine_process_that_goes_wrong_is_ended_and_the_next_one_passes(policy: Policy, tmp_path: Path) -> None:
+    recipe = Recipe(
+        factory=f"{WrongOnce.__module__}:{WrongOnce.__name__}",
+        options={"path": str(policy.path), "mark": str(tmp_path / "wrong")},
+    )
+    engine = RemoteEngine(recipe, decoder=lambda: decimal)
+    try:
+        checking = Checking(engine, Shelf(policy.weights))
+        assert checking.load(manifest_of(policy.model(1), 1))
+        assert checking.most < 1e-4
+        first = engine.pid
+        with pytest.raises(EngineLost, match=rf"self-check of version {WRONG}: probe"):
+            checking.load(manifest_of(policy.model(WRONG), WRONG))
+        assert checking.engine.version == -1
+        deadline = Deadline.after(120, "the engine starts anew")
+        while not checking.engine.ready:
+            deadline.check()
+            assert checking.engine.poll(0.01) == []
+        assert engine.pid != first
+        assert checking.load(manifest_of(policy.model(WRONG), WRONG))
+        assert checking.engine.version == WRONG
+        assert checking.most < 1e-4
+    finally:
+        engine.close()
