@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from laminar.operators.rollout.ledger import Ledger, Owned, member_seed
 from laminar.operators.rollout.outbox import Outbox
-from laminar.operators.rollout.round import Holding, admits, takes_groups, version_to_load
+from laminar.operators.rollout.round import Holding, admits, may_sample, takes_groups, version_to_load
+from laminar.schemas import records as r
 from laminar.schemas.errors import Aborted, RecordTooLarge
 from laminar.schemas.tokens import EMPTY, Tokens
 from laminar.streams.log import OutRecord
@@ -135,6 +136,36 @@ def test_a_version_is_loaded_only_with_nothing_in_the_engine_and_loading_comes_t
         left -= {version}
     assert not left
     assert version == newest or newest == -1
+
+
+_VERSION = st.integers(-1, 5)
+
+
+@given(_VERSION, _VERSION, st.integers(0, 3), st.integers(0, 3), st.integers(1, 4))
+def test_in_flight_only_answers_of_an_evaluation_keep_a_newer_version_out(
+    version: int, newest: int, sampling: int, answering: int, lag: int
+) -> None:
+    holding = Holding(
+        version=version, newest=newest, sampling=sampling, answering=min(sampling, answering), updates="in_flight"
+    )
+    wanted = version_to_load(holding)
+    assert wanted == (newest if newest > version and not holding.answering else None)
+    assert takes_groups(holding, top_up_lag=lag) == (version >= 0 and newest - version < lag)
+
+
+@given(st.sampled_from(["pinned", "in_flight"]), st.lists(_VERSION, max_size=8), _VERSION, st.integers(0, 5))
+def test_versions_of_a_trajectory_never_decrease_and_pinned_there_is_one(
+    updates: r.UpdateMode, held: list[int], newest_token: int, min_version: int
+) -> None:
+    """Whatever versions its rollouts hold one after the other."""
+    sampled = [] if newest_token < 0 else [max(newest_token, min_version)]
+    for version in held:
+        before = sampled[-1] if sampled else -1
+        if may_sample(updates, held=version, newest_token=before, min_version=min_version):
+            sampled.append(version)
+    assert sampled == sorted(sampled)
+    assert all(version >= min_version for version in sampled)
+    assert updates == "in_flight" or len(set(sampled)) <= 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=20))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine, always, by_trajectory
 from laminar.operators.rollout.operator import Rollout
@@ -226,3 +230,59 @@ def test_the_rule_in_flight() -> None:
     assert not may_sample("pinned", held=4, newest_token=3, min_version=0)
     assert may_sample("pinned", held=3, newest_token=3, min_version=0)
     assert may_sample("pinned", held=4, newest_token=-1, min_version=4)
+
+
+EVENT = st.one_of(
+    st.tuples(st.just("publish"), st.booleans()),
+    st.tuples(st.just("arrive"), st.none()),
+    st.tuples(st.just("lose"), st.none()),
+    st.tuples(st.just("adopt"), st.integers(-1, 2)),
+    st.tuples(st.just("prompts"), st.integers(1, 2)),
+    st.tuples(st.just("wait"), st.sampled_from([0.02, 0.1, 0.4])),
+)
+
+
+@given(st.lists(EVENT, max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_c4_whatever_comes_when_the_log_says_the_version_of_every_token_and_all_come_to_their_end(
+    events: list[tuple[str, Any]],
+) -> None:
+    stage = Stage()
+    stage.publish(0)
+    engine = ScriptedEngine(always(ten(25)), max_running=8, version_ids=True)
+    rollout = stage.rollout(engine=engine, updates="in_flight", load_backoff_s=0.05)
+    newest = groups = adopted = 0
+    for kind, what in events:
+        if kind == "publish":
+            newest += 1
+            if what:
+                stage.weights.coming.add(newest)
+            stage.publish(newest)
+        elif kind == "arrive":
+            stage.weights.coming.clear()
+        elif kind == "lose":
+            stage.weights.missing.add(newest)
+        elif kind == "adopt":
+            stage.run(0.02, rollout)
+            adopt(stage, rollout, version=max(0, newest - max(0, what)), n=5 if what >= 0 else 0, index=100 + adopted)
+            adopted += 1
+        elif kind == "prompts":
+            stage.prompts(what, first=groups, sampling=LONG, min_version=max(0, newest - 1))
+            groups += what
+        else:
+            stage.run(what, rollout)
+    stage.weights.coming.clear()
+    stage.publish(newest + 1)
+    handed_back: set[str] = set()
+
+    def all_done() -> bool:
+        moves = stage.read("trajectories.partial", r.TrajectoryMoved)
+        handed_back.update(one.trajectory_id for one in moves)
+        return len(stage.completed()) + len(handed_back) == 4 * groups + adopted
+
+    stage.until(all_done, rollout, limit_s=60.0)
+    for one in stage.completed().values():
+        begun = 5 if one.response.ids_T[0] == 100 else 0
+        assert one.response.ids_T.tolist()[begun:] == versions(one)[begun:]
+        assert versions(one) == sorted(versions(one))
+        assert one.version_min >= one.prompt.min_version
