@@ -312,7 +312,7 @@ class RemoteEngine:
     def _said_lost(self) -> EngineLost:
         """The error to raise, once: everything in it is forgotten."""
         error = EngineLost(f"engine {self.name} {self._lost}")
-        logger.warning("%s; it starts anew", error)
+        logger.info("%s; it starts anew", error)
         self._lost = None
         self._ready = False
         self._version = -1
