@@ -335,3 +335,37 @@ def test_orphans_are_placed_by_what_heartbeats_say_of_updates() -> None:
         world.advance(0.25)
     [adopted] = world.read("rollouts.commands", r.AdoptCommand)
     assert (adopted.rollout_id, adopted.snapshot.version, adopted.snapshot.response.n_tokens) == ("flying", 7, 3)
+
+
+def test_a_rollout_whose_engine_is_away_gets_nothing_and_what_it_gave_up_goes_on_elsewhere_at_once() -> None:
+    world = World()
+    operator = Repack(CONFIG, world.context("repack"))
+    names = [f"d/0/0/{member}" for member in range(4)]
+    world.write(*(started(world, member, "r0" if member < 2 else "r1") for member in range(4)))
+    world.write(delta(world, names[0], 0, 3), heartbeat(world, "r0", tuple(names[:2])))
+    world.write(heartbeat(world, "r1", tuple(names[2:])))
+    while operator.step(world.now):
+        pass
+    lost = [
+        r.TrajectoryMoved(
+            trajectory_id=name, attempt=1, reason="lost", from_rollout="r0", to_rollout="r0", to_incarnation=0,
+            n_tokens=n, at_ms=world.now_ms,
+        )
+        for name, n in zip(names[:2], (3, 0), strict=True)
+    ]  # fmt: skip
+    world.write(*lost)
+    planned = world.read("rollouts.commands", r.ReleaseCommand)
+    until = world.now + 8.0
+    while world.now < until:
+        world.write(
+            heartbeat(world, "r0", state="starting", version=-1, engine_losses=1),
+            heartbeat(world, "r1", tuple(names[2:])),
+        )
+        while operator.step(world.now):
+            pass
+        world.advance(0.25)
+        adopted = {a.snapshot.trajectory_id: a for a in world.read("rollouts.commands", r.AdoptCommand)}
+        assert world.now < until - 6.0 or adopted.keys() == set(names[:2]), "they wait"
+    assert {(a.rollout_id, a.snapshot.attempt) for a in adopted.values()} == {("r1", 3)}
+    assert adopted[names[0]].snapshot.response.n_tokens == 3
+    assert world.read("rollouts.commands", r.ReleaseCommand) == planned
