@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,9 @@ from laminar.streams.deadline import Deadline
 from laminar.streams.log import Log
 from laminar.streams.memory.log import MemoryLog
 from laminar.streams.topics import outgoing, topic_specs
+from tests.support.proxy import Proxy
 
-__all__ = ["RelayRun", "arrays", "named", "soon", "values_of"]
+__all__ = ["RelayRun", "arrays", "far", "named", "relay_run", "soon", "values_of"]
 
 
 def arrays(version: int, *, n: int = 4, size: int = 5000) -> dict[str, np.ndarray]:
@@ -184,3 +186,30 @@ def relay_run(tmp: Path, log: Log | None = None) -> Iterator[RelayRun]:
             yield run
         finally:
             run.close()
+
+
+@contextmanager
+def far(run: RelayRun) -> Iterator[tuple[Proxy, Callable[[int], VersionManifest], RelaySource]]:
+    """A relay behind a proxy, and a source that cannot map its slots."""
+    relay = run.relay(run=False)
+    proxy = Proxy(int(relay.server.url.rsplit(":", 1)[1]))
+    publisher = run.publisher()
+    here = run.source()
+
+    def say(url: str) -> None:
+        name = relay.server.relay_id
+        soon(lambda: here._directory.refresh().get(name), "heartbeat")
+        run.write(replace(here._directory.refresh()[name], url=url, at_ms=int(time.time() * 1000)))
+
+    def publish(version: int) -> VersionManifest:
+        say(relay.server.url)
+        manifest = run.publish(publisher, version)
+        time.sleep(0.06)  # the least between two heartbeats
+        relay.step(time.time())
+        say(proxy.url)
+        return manifest
+
+    try:
+        yield proxy, publish, run.source(map_local=False, pull_patience_s=1.0, stall_timeout_s=0.5)
+    finally:
+        proxy.close()

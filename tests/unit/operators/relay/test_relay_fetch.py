@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,8 +13,7 @@ from laminar.operators.relay.source import RelaySource
 from laminar.schemas.errors import LaminarError, WeightsMismatch
 from laminar.schemas.records import VersionManifest
 from laminar.streams.deadline import Deadline
-from tests.support.proxy import Proxy
-from tests.support.relays import RelayRun, arrays, soon, values_of
+from tests.support.relays import RelayRun, arrays, far, soon, values_of
 
 
 def expected(version: int) -> dict[str, set[float]]:
@@ -47,33 +45,6 @@ def fetched(source: RelaySource, newest: VersionManifest) -> VersionManifest:
 
     soon(look, "weights at hand")
     return found[0]
-
-
-@contextmanager
-def far(run: RelayRun) -> Iterator[tuple[Proxy, Callable[[int], VersionManifest], RelaySource]]:
-    """A relay behind a proxy, and a source that cannot map its slots."""
-    relay = run.relay(run=False)
-    proxy = Proxy(int(relay.server.url.rsplit(":", 1)[1]))
-    publisher = run.publisher()
-    here = run.source()
-
-    def say(url: str) -> None:
-        name = relay.server.relay_id
-        soon(lambda: here._directory.refresh().get(name), "heartbeat")
-        run.write(replace(here._directory.refresh()[name], url=url, at_ms=int(time.time() * 1000)))
-
-    def publish(version: int) -> VersionManifest:
-        say(relay.server.url)
-        manifest = run.publish(publisher, version)
-        time.sleep(0.06)  # the least between two heartbeats
-        relay.step(time.time())
-        say(proxy.url)
-        return manifest
-
-    try:
-        yield proxy, publish, run.source(map_local=False, pull_patience_s=1.0, stall_timeout_s=0.5)
-    finally:
-        proxy.close()
 
 
 def test_what_a_relay_of_this_machine_holds_is_at_hand_at_once(run: RelayRun) -> None:
