@@ -91,6 +91,8 @@ class Updates:
         made_room = self._work.make_room(self._engine.asks(plan.manifest), now)
         if self._work.lost is not None:
             return False
+        if self._work.lost is not None:
+            return False
         loaded = self._loader.load(plan.manifest, now, timeout_s=timeout_s)
         if loaded or made_room:
             self._work.begin_parked(now)

@@ -351,6 +351,24 @@ def test_d2_a_full_engine_makes_room_for_the_check_and_goes_on_with_all_it_had(s
         assert (one.version_min, one.version_max) == (1, 2)
 
 
+def test_an_engine_that_is_lost_while_it_makes_room_for_the_check_comes_back(stage: Stage) -> None:
+    engine = ScriptedEngine(
+        lambda request: right(request) if request.trajectory_id.startswith(RESERVED) else ten(300),
+        max_running=8,
+        away=5,
+    )
+    stage.world.write(manifest(1))
+    rollout = stage.rollout(engine=engine, updates="in_flight")
+    stage.prompts(2, sampling=r.Sampling(max_tokens=1000))
+    stage.run(1.0, rollout)
+    engine.lose(at="abort")
+    stage.world.write(manifest(2))
+    stage.until(lambda: engine.loads == [1, 2], rollout)
+    assert len(stage.read("trajectories.partial", r.TrajectoryMoved)) == 8
+    stage.prompts(1, first=2)
+    stage.until(lambda: len(stage.completed()) == 4, rollout)
+
+
 def test_d2_a_load_that_fails_leaves_all_running_that_made_room_for_the_check(stage: Stage) -> None:
     engine = ScriptedEngine(
         lambda request: right(request) if request.trajectory_id.startswith(RESERVED) else ten(300), max_running=8
