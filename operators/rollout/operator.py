@@ -128,6 +128,8 @@ class Rollout:
         """See Operator.step."""
         self._lost_lease(now)
         worked = self._writer.land()
+        if worked:
+            self._next_poll = now  # groups first, then results: neither waits for two transactions of the other
         if now >= self._next_poll:
             self._next_poll = now + self._config.poll_s
             worked = self._obey(now) or worked
