@@ -1,6 +1,6 @@
 """The rollout operator around vLLM beside bare vLLM: tokens per second, same requests, same process layout, same run.
 
-``python -m benchmarks.vllm_rollout [--quick] [--sizes tiny,20M,135M] [--layouts in_process,own_process]``
+``python -m benchmarks.vllm_rollout [--quick] [--sizes tiny,20M,135M] [--layouts shared,own]``
 
 Both sides decode up to 64 sequences together on one thread, at temperature 1 with a seed and the logprob of every
 token; each request ends after its own number of tokens. Bare vLLM is its ``LLMEngine`` in a loop, with text, deltas and
@@ -32,7 +32,7 @@ from laminar.streams.broker import Broker
 
 __all__ = ["main"]
 
-_LAYOUTS = ("in_process", "own_process")
+_LAYOUTS = ("shared", "own")
 _LOGS = ("sqlite", "kafka")
 _RATES = (20.0, 50.0)
 
@@ -141,7 +141,7 @@ def _ratio(bare: Mapping[str, list[float]], ours: Mapping[str, list[float]], key
     return float(of(bare[key]) / of(ours[key]))
 
 
-def _measure(name: str, layout: str, bootstrap: str, *, quick: bool) -> dict[str, Any]:
+def _measure(name: str, layout: Any, bootstrap: str, *, quick: bool) -> dict[str, Any]:
     """Rounds of each side in turn."""
     from benchmarks.rollout.bare import arguments, run_bare, start_bare
     from benchmarks.rollout.operate import Watched, context_of, open_bench_log, run_operator
@@ -163,12 +163,12 @@ def _measure(name: str, layout: str, bootstrap: str, *, quick: bool) -> dict[str
             logs[kind] = open_bench_log(kind, log_folder, bootstrap)
         contexts = {kind: context_of(log, kind, folder / "model") for kind, log in logs.items()}
         config = RolloutConfig(
-            engine=VllmEngineConfig(max_running=BATCH, max_model_len=LONGEST, args=arguments()),
-            max_in_flight=BATCH + GROUP,
+            engine=VllmEngineConfig(process=layout, max_running=BATCH, max_model_len=LONGEST, args=arguments()),
+            max_in_flight=BATCH + 2 * GROUP,
         )
         engine = build_engine(config.engine, contexts["sqlite"])
         engine.load(views, 0)
-        vllm = start_bare(folder / "model") if layout == "own_process" else engine._vllm  # type: ignore[attr-defined]
+        vllm = start_bare(folder / "model") if layout == "own" else engine._vllm  # type: ignore[attr-defined]
         watched = Watched(engine)
         for round_ in range(n_rounds + 1):
             costs = {"bare vLLM": run_bare(vllm, workload, round_)}

@@ -46,17 +46,17 @@ def start_bare(folder: Path) -> Any:
 
 
 class Steps:
-    """How many steps the scheduler of a core in this process takes."""
+    """How many steps a scheduler in this process takes."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, scheduler: Any) -> None:
         self.n = 0
-        schedule = core.scheduler.schedule
+        schedule = scheduler.schedule
 
         def counted(*given: Any) -> Any:
             self.n += 1
             return schedule(*given)
 
-        core.scheduler.schedule = counted
+        scheduler.schedule = counted
 
 
 def run_bare(vllm: Any, workload: Workload, round_: int) -> Cost:
