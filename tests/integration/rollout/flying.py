@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -55,9 +56,11 @@ def publish(stage: Stage, version: int) -> None:
     stage.publish(version)
 
 
-def prompts(stage: Stage, ids: Sequence[Sequence[int]], *, max_tokens: int, group_size: int = 2, **how: Any) -> None:
+def prompts(
+    stage: Stage, ids: Sequence[Sequence[int]], *, max_tokens: int, first: int = 0, group_size: int = 2, **how: Any
+) -> None:
     """Write a group for each prompt."""
-    for index, one in enumerate(ids):
+    for index, one in enumerate(ids, first):
         stage.world.write(
             make_prompt(
                 index,
@@ -72,17 +75,23 @@ def prompts(stage: Stage, ids: Sequence[Sequence[int]], *, max_tokens: int, grou
 def complete(
     stage: Stage, n: int, *others: Any, rollouts: Sequence[Rollout], every: int = 12, versions: int = 1000
 ) -> dict[str, r.CompletedTrajectory]:
-    """Step until ``n`` trajectories are completed, with a new version every so many turns, up to ``versions``."""
+    """Step until ``n`` trajectories are completed, with a new version every so many turns, up to ``versions``.
+
+    Turns in which nothing was there to do, since an engine works in a process of its own, do not count.
+    """
     version = turn = 0
+    patience = Deadline.after(240.0, f"{n} completed trajectories")
     while len(stage.completed()) < n:
+        patience.check(f"{len(stage.completed())} of them")
+        worked = [operator.step(stage.world.now) for operator in (*rollouts, *others)]
+        stage.world.advance(0.02)
+        if not any(worked):
+            time.sleep(0.001)
+            continue
         turn += 1
-        assert turn < 20_000, f"{len(stage.completed())} of {n} are completed"
         if turn % every == 0 and version < versions:
             version += 1
             publish(stage, version)
-        for operator in (*rollouts, *others):
-            operator.step(stage.world.now)
-        stage.world.advance(0.02)
     return stage.completed()
 
 

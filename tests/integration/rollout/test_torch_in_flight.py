@@ -8,8 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from laminar.operators.operator import ModelConfig
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.operator import Repack
+from laminar.operators.rollout.engines.recipe import Recipe
+from laminar.operators.rollout.engines.remote.proxy import RemoteEngine
+from laminar.operators.rollout.engines.remote.supervisor import RemoteSettings
+from laminar.operators.rollout.engines.text import load_decoder
 from laminar.operators.rollout.engines.torch import TorchEngine
 from laminar.operators.rollout.operator import Rollout
 from laminar.schemas import records as r
@@ -61,6 +66,29 @@ def test_c4_c8_every_logprob_is_the_trainers_under_the_recorded_version(
         assert len({one.version_min for one in done.values()}) > 1
     else:
         assert ledger.mean_versions_per_trajectory > 2
+
+
+def test_c4_an_engine_in_a_process_of_its_own_says_the_version_of_each_token_too(stage: Stage, policy: Policy) -> None:
+    """It decodes on while the operator is on its way with new weights."""
+    recipe = Recipe(
+        factory="laminar.operators.rollout.engines.torch:TorchEngine",
+        options={
+            "model_path": str(policy.path), "max_running": 8, "threads": 1, "steps_per_poll": 1, "eos_token_ids": (),
+        },
+    )  # fmt: skip
+    engine = RemoteEngine(
+        recipe, decoder=lambda: load_decoder(ModelConfig(path=policy.path)), settings=RemoteSettings(ahead=4)
+    )
+    rollout = stage.rollout(engine=engine, updates="in_flight", lease_s=1000.0)  # type: ignore[arg-type]
+    try:
+        prompts(stage, ids(8), max_tokens=50)
+        done = complete(stage, 16, rollouts=[rollout], every=10)
+    finally:
+        rollout.close()
+    assert worst(done.values(), policy.model) < 1e-4
+    ledger = audit(stage.world.log, stage.world.codec, "run")
+    assert ledger.balanced, ledger.violations
+    assert ledger.mean_versions_per_trajectory > 1.5
 
 
 def test_a6_what_a_killed_rollout_had_is_gone_on_with_under_newer_weights(
