@@ -227,10 +227,7 @@ class Supervisor:
             status = beat.status
             state = status.state
             age_s = beat.age_s(time.time())
-            kv = f"KV {100 * status.kv_used // max(1, status.kv_total)} %"
-            detail = f"v{status.version}, {status.running} running, {kv}"
-            if status.engine_losses:
-                detail = f"v{status.version}, {kv}, engine lost {status.engine_losses}x"
+            detail = beat.words
             if age_s > max(self._watch.dead_after_s, status.lease_s):
                 state, detail = "silent", f"last heartbeat {age_s:.0f} s ago"
         return InstanceView(instance=child.instance, state=state, detail=detail, restarts=child.restarts)

@@ -53,6 +53,15 @@ class Heartbeat:
         """Seconds since then; ``now`` in Unix epoch seconds."""
         return max(0.0, now - self.status.at_ms / 1000)
 
+    @property
+    def words(self) -> str:
+        """What it says, in a few words; lost engines rather than how many are running."""
+        status = self.status
+        kv = f"KV {100 * status.kv_used // max(1, status.kv_total)} %"
+        if status.engine_losses:
+            return f"v{status.version}, {kv}, engine lost {status.engine_losses}x"
+        return f"v{status.version}, {status.running} running, {kv}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:

@@ -65,6 +65,13 @@ def test_steps_that_a_new_trainer_voids_are_taken_back() -> None:
     assert fold.trained() == 4
 
 
+def test_a_rollout_says_what_it_does_and_whether_its_engine_was_lost() -> None:
+    beat = folded(status("rollout-0", 1, 5.0)).heartbeat("rollout-0")
+    assert beat is not None
+    assert beat.words == "v3, 4 running, KV 10 %"
+    assert replace(beat, status=replace(beat.status, engine_losses=2)).words == "v3, KV 10 %, engine lost 2x"
+
+
 def test_accuracy_is_of_the_first_and_the_newest_round() -> None:
     fold = folded(evaluation(0, 0.25))
     assert (fold.accuracy_before, fold.accuracy_after) == (0.25, None)
