@@ -68,10 +68,9 @@ def _gpus(config: RunConfig) -> list[tuple[KeyPath, str]]:
             continue
         if operator.gpus == 0:
             continue  # vLLM on the CPU, said expressly
-        sizes = [operator.engine.args.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline")]
-        if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] != (operator.gpus or 0):
-            text = f"must be {sizes[0] * sizes[1]} (tensor_parallel_size x pipeline_parallel_size), not {operator.gpus}"
-            found.append((at, text))
+        size = operator.engine.args.get("tensor_parallel_size", 1)
+        if isinstance(size, int) and size != (operator.gpus or 0):
+            found.append((at, f"must be engine.args.tensor_parallel_size = {size}, not {operator.gpus}"))
     return found
 
 

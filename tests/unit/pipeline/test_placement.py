@@ -84,13 +84,10 @@ def test_the_gpus_of_a_machine(tmp_path: Path, environ: dict[str, str], names: l
     ("operators", "message"),
     [
         ({"trainer": TrainerConfig(gpus=2)}, "must be at most 1, not 2: the trainer is one process on one device"),
-        (
-            {"rollout": vllm(1, 1, tensor_parallel_size=2)},
-            "must be 2 (tensor_parallel_size x pipeline_parallel_size), not 1",
-        ),
-        ({"rollout": vllm(1, None), "trainer": TrainerConfig(gpus=1)}, "must be 1 (tensor_parallel_size x"),
+        ({"rollout": vllm(1, 1, tensor_parallel_size=2)}, "must be engine.args.tensor_parallel_size = 2, not 1"),
+        ({"rollout": vllm(1, None), "trainer": TrainerConfig(gpus=1)}, "tensor_parallel_size = 1, not None"),
         ({"rollout": vllm(1, 0), "trainer": TrainerConfig(gpus=1)}, None),
-        ({"rollout": vllm(2, 4, tensor_parallel_size=2, pipeline_parallel_size=2)}, None),
+        ({"rollout": vllm(2, 4, tensor_parallel_size=4)}, None),
         ({"rollout": vllm(1, None, tensor_parallel_size=2)}, None),
     ],
 )
