@@ -14,11 +14,13 @@ from laminar.operators.rollout.engine import EngineRequest
 from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine, always, by_trajectory
 from laminar.operators.rollout.engines.scripted_absence import Call
 from laminar.operators.rollout.operator import Rollout
+from laminar.operators.rollout.self_check import RESERVED
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
 from tests.support.dataflow import make_prompt, make_tokens
 from tests.support.lives import read_lives
 from tests.unit.operators.rollout.stage import Stage, ten
+from tests.unit.operators.rollout.test_checked_engine import manifest, right
 from tests.unit.operators.rollout.test_rollout_beside import Beside
 
 CALLS: tuple[Call, ...] = ("submit", "abort", "poll", "load", "stats", "decode")
@@ -313,6 +315,20 @@ def test_a_trajectory_that_brings_down_engine_after_engine_is_a_dead_letter_and_
     assert sum(engine.losses for engine in engines) == 3
     assert "d/0/1/2" not in stage.completed()
     lives(stage)
+
+
+@pytest.mark.parametrize("call", ["submit", "poll"])
+def test_an_engine_lost_in_its_self_check_is_checked_again_once_it_is_back(stage: Stage, call: Call) -> None:
+    engine = lossy(lambda request: right(request) if request.trajectory_id.startswith(RESERVED) else ten())
+    stage.world.write(manifest(1))
+    stage.prompts(1)
+    rollout = stage.rollout(engine=engine)
+    engine.lose(at=call, skip=1 if call == "submit" else 0)
+    stage.until(lambda: len(stage.completed()) == 4, rollout)
+    assert (engine.losses, engine.loads) == (1, [1, 1])
+    assert sum(one.trajectory_id.startswith(RESERVED) for one in engine.submitted) in (5, 8)
+    assert {one.version_min for one in stage.completed().values()} == {1}
+    assert stage.status().engine_losses == 1
 
 
 def test_what_is_being_taken_when_the_engine_is_lost_goes_to_the_pool_too(stage: Stage) -> None:
