@@ -17,6 +17,8 @@ from laminar.schemas.errors import ConfigError
 
 __all__ = ["Recipe"]
 
+_LONGEST = 600
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -48,4 +50,4 @@ class Recipe:
 
 def _line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]} ..."
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

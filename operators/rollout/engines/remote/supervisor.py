@@ -138,7 +138,10 @@ class Supervisor:
                 return _facts(answer["ready"])
             if "failed" in answer:
                 self._kill()
-                raise getattr(errors, answer["kind"])(answer["failed"])
+                why = answer["failed"]
+                if is_shortage(process.output) and not is_shortage(why):  # a worker's word, which vLLM does not repeat
+                    why += f"; not enough memory: {shortage(self._recipe.options)}"
+                raise getattr(errors, answer["kind"])(why)
         if process.stream.closed or not process.runs:
             process.settle()
             self._kill()

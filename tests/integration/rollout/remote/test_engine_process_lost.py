@@ -116,6 +116,22 @@ def test_an_abort_after_the_death_of_the_process_returns_what_had_arrived(engine
     assert isinstance(lost(engine, []), EngineLost)
 
 
+def test_an_abort_that_notices_the_death_leaves_to_the_others_what_had_arrived(engine: RemoteEngine) -> None:
+    engine.submit(asked("t/0"))
+    engine.submit(asked("t/1"))
+    had = so_far(engine, 6)
+    time.sleep(0.1)
+    os.kill(pid_of(engine), signal.SIGKILL)
+    until(lambda: not alive(pid_of(engine)), "the end of the process")
+    assert engine.abort("t/0") is not None
+    assert not engine.ready
+    rest: list[Delta] = []
+    assert isinstance(lost(engine, rest), EngineLost)
+    assert {delta.trajectory_id for delta in rest} == {"t/1"}
+    got = ids_of([delta for delta in had + rest if delta.trajectory_id == "t/1"])
+    assert got == list(IDS[: len(got)])
+
+
 def test_a_stopped_process_is_noticed_killed_and_replaced(engine: RemoteEngine) -> None:
     first = pid_of(engine)
     engine.submit(asked("t/0"))
