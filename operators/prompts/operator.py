@@ -125,7 +125,9 @@ class Prompts:
         polled = self._reader.poll(_POLL, 0.0)
         for record, event in decoded(polled, self._context.codec):
             if isinstance(event, r.Prompt):
-                self._sent.discard(event.prompt_id)
+                if event.prompt_id in self._sent:
+                    self._sent.discard(event.prompt_id)
+                    continue  # applied when it was written: what became of it may be read before it is
                 if any(name == RETRY_OF for name, _ in record.headers):
                     continue  # admitted once, where the original stands
             self._ledger.apply(event)
@@ -183,6 +185,8 @@ class Prompts:
             for record in out:
                 tx.send(record)
         self._sent.update(p.prompt_id for p in wanted)
+        for prompt in wanted:
+            self._ledger.apply(prompt)
         self._next_poll = now
         return True
 

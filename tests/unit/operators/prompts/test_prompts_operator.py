@@ -16,7 +16,8 @@ from laminar.operators.prompts.operator import Prompts
 from laminar.operators.prompts.tokenizing import PromptTokenizer
 from laminar.schemas import records as r
 from laminar.schemas.errors import ConfigError, TopicMismatch
-from laminar.streams.log import Membership
+from laminar.streams.log import Membership, TopicPartition
+from laminar.streams.memory import MemoryLog, NoFaults
 from laminar.streams.reading import partitions_of
 from laminar.streams.topics import TOPICS
 from tests.support.dataflow import World
@@ -251,6 +252,30 @@ def test_a12_between_a_step_and_its_version_nothing_is_admitted_for_the_old_one(
     world.write(manifest(world, 3, 2))
     settle(world, prompts)
     assert [p.min_version for p in admitted(world)[4:]] == [3, 3]
+
+
+def test_a_step_that_is_read_before_the_groups_that_it_trained_on_makes_room_for_others(tmp_path: Path) -> None:
+    """As by a process that was stopped after its commit for as long as a step takes."""
+
+    class LatePrompts(NoFaults):
+        on = True
+
+        def late(self, who: str, partition: TopicPartition) -> bool:
+            return self.on and partition.topic == "prompts"
+
+    world, faults = World(groups_per_step=2, max_staleness=0), LatePrompts()
+    world.write(manifest(world, 0, 0))
+    assert isinstance(world.log, MemoryLog)
+    late = MemoryLog(clock=lambda: world.now, broker=world.log.broker, faults=faults)
+    context = dataclasses.replace(world.context("prompts"), log=late)
+    prompts = Prompts(config(tmp_path), context, PromptTokenizer(Letters(), 16))
+    settle(world, prompts)
+    train(world, 1, admitted(world))
+    settle(world, prompts)
+    assert len(admitted(world)) == 2
+    faults.on = False
+    settle(world, prompts)
+    assert len(admitted(world)) == 4
 
 
 def take_everything(world: World) -> None:
