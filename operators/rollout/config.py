@@ -141,7 +141,7 @@ class SelfCheckConfig(_Section):
     every: int = Field(default=1, ge=0)
     """Loads from one check to the next; the first after the engine's start always is. 0: no checks."""
     tolerance: float | None = Field(default=None, gt=0)
-    """Nats that the logprob of one token may differ by, and their mean by a fifth of it; null: 0.001 in float32, 1.5
+    """Nats that the logprob of one token may differ by, and their mean by a fifth of it; null: 0.0003 in float32, 1.5
     where weights or the trainer's forward pass are of fewer bits."""
     timeout_s: float = Field(default=30.0, gt=0)
     """An engine that has not answered by then has failed."""

@@ -12,9 +12,9 @@ A prefix is the beginning of a longer one and the same for each version, so a st
 the trainer does not list is less likely than all that it lists: it differs by at least the distance from the last one.
 
 What engines with the same weights differ by is rounding. Measured on 16 answers of SmolLM2-135M, in nats, mean and
-largest: float32 0.000004 and 0.00003; weights in bfloat16 0.10 and 0.49 with vLLM, 0.09 and 0.31 with the torch
-engine, whether the trainer's forward pass is float32 or bfloat16. The bounds leave room above that; the mean is the
-sharper one.
+largest: float32 0.000004 and 0.00003 with the torch engine, the largest 0.00005 with vLLM; weights in bfloat16 0.09 and
+0.31, with vLLM 0.10 and 0.49, whether the trainer's forward pass is float32 or bfloat16. The bounds leave room above
+that; the mean is the sharper one. In float32 it tells one optimizer step at a learning rate of 1e-6 from none.
 
 >>> findings = ask(engine, questions(manifest, limits=engine.limits), deadline, held=others)   # doctest: +SKIP
 >>> judge(findings, tolerance_of(manifest)) is None                                              # doctest: +SKIP
@@ -41,7 +41,7 @@ RESERVED = "self-check/"
 TEMPERATURE = 0.6
 """Of the sampled questions: not 1, so that it matters where it is applied."""
 
-TOLERANCES = {"float32": 1e-3, "bfloat16": 1.5}
+TOLERANCES = {"float32": 3e-4, "bfloat16": 1.5}
 """Nats that one answer may differ by, by the coarsest dtype that took part."""
 
 MEAN = 0.2

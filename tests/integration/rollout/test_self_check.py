@@ -16,7 +16,7 @@ from laminar.operators.operator import Context
 from laminar.operators.rollout.engines import torch as torch_engine
 from laminar.operators.rollout.engines.torch import TorchEngine
 from laminar.operators.rollout.engines.torch_sampler import sample
-from laminar.operators.weights import TensorView
+from laminar.operators.weights import TensorView, WeightSource
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
 from laminar.streams.deadline import Deadline
@@ -112,22 +112,26 @@ def test_d2_a_tensor_that_was_altered_behind_the_digest_is_found(
     assert checking.engine.version == -1
 
 
-def test_d2_the_weights_of_the_version_before_are_found(run: tuple[RelayRun, Context], folder: Path) -> None:
-    relays, context = run
-    found, source = manifests(context), relays.source()
+class Before:
+    """A source that is always one version behind."""
 
-    class Before:
-        """Always one behind."""
+    def __init__(self, source: WeightSource, found: Mapping[int, r.VersionManifest]) -> None:
+        self._source, self._found = source, found
 
-        @contextmanager
-        def open(self, manifest: r.VersionManifest, deadline: Deadline) -> Iterator[Mapping[str, TensorView]]:
-            with source.open(found[max(0, manifest.version - 1)], deadline) as views:
-                yield views
+    @contextmanager
+    def open(self, manifest: r.VersionManifest, deadline: Deadline) -> Iterator[Mapping[str, TensorView]]:
+        with self._source.open(self._found[max(0, manifest.version - 1)], deadline) as views:
+            yield views
 
-        def fetch(self, manifest: r.VersionManifest) -> r.VersionManifest | None:
-            return manifest
+    def fetch(self, manifest: r.VersionManifest) -> r.VersionManifest | None:
+        return manifest
 
-    checking = Checking(engine(folder), Before())
+
+@pytest.mark.parametrize("lr", [1e-3, 3e-6])
+def test_d2_the_weights_of_the_version_before_are_found(relays: RelayRun, folder: Path, lr: float) -> None:
+    context = train(relays, folder, steps=1, lr=lr)
+    found = manifests(context)
+    checking = Checking(engine(folder), Before(relays.source(), found))
     assert checking.load(found[0])
     with pytest.raises(Unavailable, match=r"self-check of version 1: .*the engine gives .* the trainer "):
         checking.load(found[1])

@@ -129,7 +129,7 @@ def test_d2_a_mismatch_gives_the_engine_up_and_says_both_numbers_and_the_bound(
         case.load(4)
     said = (
         "engine scripted-1: self-check of version 4: probe 0 after 20 tokens, greedy: the engine gives token 5"
-        " -0.926291, the trainer -0.916291 (bound 0.001)"
+        " -0.926291, the trainer -0.916291 (bound 0.0003)"
     )
     assert said in [record.getMessage() for record in caplog.records]
     assert case.lost == [said.removeprefix("engine scripted-1: ")]
