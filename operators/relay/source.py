@@ -60,8 +60,8 @@ class RelaySource:
         stall_timeout_s: float = 5.0,
         pull_patience_s: float = 30.0,
     ) -> None:
-        """``local_patience_s``: how long to wait for this machine's relay to have a version before pulling past it;
-        ``pull_patience_s``: ``fetch`` gives up a pull that has got no chunk for so long."""
+        """``local_patience_s``: how long to wait for this machine's relay to have a version (``fetch``: to have more of
+        it) before pulling past it; ``pull_patience_s``: ``fetch`` gives up a pull that has got no chunk for so long."""
         self._context = context
         self.token = token
         self._zone = zone
@@ -76,8 +76,8 @@ class RelaySource:
         self._relays: Mapping[str, RelayStatus] = {}
         self._next_refresh = 0.0
         self._checked: tuple[int, int, str] | None = None
-        self._awaited: tuple[tuple[int, int, str], float] | None = None
-        """What is expected on this machine, and until when."""
+        self._awaited: tuple[tuple[tuple[int, int, str], int], float] | None = None
+        """What is expected on this machine, how much of it was here, and until when."""
         self._arrival: Arrival | None = None
         self._arrived: tuple[VersionManifest, Memory] | None = None
 
@@ -147,11 +147,13 @@ class RelaySource:
         self._directory.close()
 
     def _awaits(self, manifest: VersionManifest, here: Sequence[RelayStatus], now: float) -> bool:
-        """Whether this machine's relay may still bring it."""
+        """Whether this machine's relay may still bring it: what it has of it grew within the patience."""
         if not self._map_local or not (not self._relays or any(self._may_come(manifest, s) for s in here)):
             return False
-        if self._awaited is None or self._awaited[0] != _names(manifest):
-            self._awaited = _names(manifest), now + self._patience_s
+        held = [v for s in here for v in s.versions if (v.epoch, v.version) == (manifest.epoch, manifest.version)]
+        so_far = (_names(manifest), max((v.chunks_verified for v in held), default=0))
+        if self._awaited is None or self._awaited[0] != so_far:
+            self._awaited = so_far, now + self._patience_s
         return now < self._awaited[1]
 
     def _take_arrived(self, manifest: VersionManifest) -> tuple[int, mmap.mmap] | None:

@@ -6,12 +6,14 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from laminar.operators.relay import source as source_module
 from laminar.operators.relay.source import RelaySource
 from laminar.schemas.errors import LaminarError, WeightsMismatch
-from laminar.schemas.records import VersionManifest
+from laminar.schemas.records import HeldVersion, VersionManifest
 from laminar.streams.deadline import Deadline
 from tests.support.relays import RelayRun, arrays, far, soon, values_of
 
@@ -121,3 +123,30 @@ def test_a_version_that_is_only_prepared_is_refused(run: RelayRun) -> None:
     manifest = run.publish(run.publisher(), 1)
     with pytest.raises(WeightsMismatch, match="only committed versions are applied"):
         run.source().fetch(replace(manifest, state="prepared"))
+
+
+def test_a_version_that_grows_in_the_relay_of_this_machine_is_not_pulled_past_it(
+    run: RelayRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rollout of the machine would carry it over the network once more."""
+    relay = run.relay(run=False)
+    manifest = run.publish(run.publisher(), 1)
+    later = replace(manifest, version=2, root_digest=manifest.root_digest)
+    source = run.source()
+    soon(lambda: source._directory.refresh(), "heartbeat")
+    [status] = source._directory.refresh().values()
+    now = 1000.0
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(source, "_now_ms", lambda: status.at_ms)
+    for verified in (0, 1, 2, 3):
+        held = HeldVersion(version=2, epoch=0, chunks_verified=verified, n_chunks=9)
+        run.write(replace(status, versions=(held,)))
+        for _ in range(2):
+            now += 4.0
+            assert source.fetch(later) is None
+            assert source._arrival is None
+    now += 4.0  # nothing more of it within the patience
+    assert source.fetch(later) is None
+    assert source._arrival is not None
+    source._arrival.abandon()
+    relay.step(time.time())
