@@ -52,7 +52,8 @@ def read(log: Log, context: Context, topic: str, kind: type) -> list[Any]:
     return [one for one in decoded if isinstance(one, kind)]
 
 
-def test_groups_of_a_killed_rollout_are_finished_once_on_a_real_log(log: Log) -> None:
+@pytest.mark.parametrize("updates", ["pinned", "in_flight"])
+def test_groups_of_a_killed_rollout_are_finished_once_on_a_real_log(log: Log, updates: r.UpdateMode) -> None:
     run_id = f"run-{time.time_ns()}"
     base = World().context("rollout")
     beside = None if isinstance(log, SqliteLog) else in_background  # as the runner has it
@@ -65,18 +66,29 @@ def test_groups_of_a_killed_rollout_are_finished_once_on_a_real_log(log: Log) ->
                 tx.send(outgoing(base.codec, record))
 
     def rollout(index: int) -> Rollout:
-        config = RolloutConfig(delta_s=0.05, heartbeat_s=0.3, lease_s=30.0)
-        engine = ScriptedEngine(always(ten(200)), max_running=16, tokens_per_s=200.0, clock=time.time)
+        config = RolloutConfig(updates=updates, delta_s=0.05, heartbeat_s=0.3, lease_s=30.0)
+        engine = ScriptedEngine(
+            always(ten(200)),
+            max_running=16,
+            tokens_per_s=200.0,
+            clock=time.time,
+            version_ids=updates == "in_flight",
+        )
         return Rollout(config, replace(base, instance=f"rollout-{index}"), engine=engine, weights=NoWeights())
 
     weights = NoWeights()
     deadline = Deadline.after(90, "all members completed")
-    manifest = weights.stage((), tied={}, epoch=1, version=0, parent=-1, step=0, deadline=deadline)
-    write(weights.seal(manifest, deadline), *[make_prompt(i, sampling=r.Sampling(max_tokens=500)) for i in range(8)])
+
+    def publish(version: int) -> None:
+        made = weights.stage((), tied={}, epoch=1, version=version, parent=version - 1, step=version, deadline=deadline)
+        write(weights.seal(made, deadline))
+
+    publish(0)
+    write(*[make_prompt(i, sampling=r.Sampling(max_tokens=500)) for i in range(8)])
     repack = Repack(RepackConfig(period_s=1.0, dead_after_s=2.0), replace(base, name="repack", instance="repack-0"))
     rollouts = {index: rollout(index) for index in range(2)}
     killed_at = 0.0
-    n_completed = 0
+    n_completed = version = 0
     look_at = 0.0
     while n_completed < 32:
         deadline.check(f"{n_completed} of 32")
@@ -90,6 +102,9 @@ def test_groups_of_a_killed_rollout_are_finished_once_on_a_real_log(log: Log) ->
         if now >= look_at:
             look_at = now + 0.5
             n_completed = len(read(log, base, "trajectories.completed", r.CompletedTrajectory))
+            if updates == "in_flight":
+                version += 1
+                publish(version)
         if not any(worked):
             time.sleep(0.002)
     completed = read(log, base, "trajectories.completed", r.CompletedTrajectory)
@@ -97,7 +112,12 @@ def test_groups_of_a_killed_rollout_are_finished_once_on_a_real_log(log: Log) ->
     members = Counter(r.trajectory_id(f"d/0/{i}", m) for i in range(8) for m in range(4))
     assert Counter(one.trajectory_id for one in completed) == members
     assert Counter(one.trajectory_id for one in started) == members
-    assert all(one.response.ids_T.tolist() == list(range(100, 300)) for one in completed)
+    for one in completed:
+        versions = one.response.versions_T.tolist()
+        assert len(versions) == 200
+        assert versions == sorted(versions)
+        assert one.response.ids_T.tolist() == (versions if updates == "in_flight" else list(range(100, 300)))
+    assert (max(len(set(one.response.versions_T.tolist())) for one in completed) > 1) == (updates == "in_flight")
     assert killed_at
     assert any(one.attempt for one in completed)
     assert sum(log.lag(base.group, "prompts").values()) == 0
