@@ -70,6 +70,9 @@ def _subject(recipe: Recipe, decoder: Callable[[], Decoder], **known: Any) -> Su
     engine = idle.pop() if idle else _started(recipe, decoder)
 
     def release() -> None:
+        if not engine.ready:
+            engine.close()
+            return
         for name in list(engine._requests._numbers):
             engine.abort(name)
         idle.append(engine)

@@ -18,7 +18,7 @@ from tests.integration.rollout.remote import faulty
 
 __all__ = ["again", "alive", "asked", "lost", "made", "recipe_of", "so_far", "until"]
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 
 
 def recipe_of(name: str, **options: Any) -> Recipe:

@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from laminar.operators.operator import ModelConfig
 from laminar.operators.rollout.engine import Delta
-from laminar.operators.rollout.engines.recipe import Recipe
 from laminar.operators.rollout.engines.remote.proxy import RemoteEngine
 from laminar.operators.rollout.engines.remote.supervisor import RemoteSettings
-from laminar.operators.rollout.engines.text import load_decoder
 from laminar.schemas.errors import EngineLost, Unavailable
-from laminar.schemas.tokens import Tokens
-from tests.integration.rollout.engine_contract import torch_subject
-from tests.integration.rollout.engine_contract.subject import Drive, request
 from tests.integration.rollout.remote.driving import again, alive, asked, lost, made, so_far, until
 from tests.integration.rollout.remote.faulty import IDS
 
@@ -41,50 +35,6 @@ def engine() -> Iterator[RemoteEngine]:
 def pid_of(engine: RemoteEngine) -> int:
     assert engine.pid is not None
     return engine.pid
-
-
-def test_a6_a_killed_process_is_lost_once_and_its_trajectory_resumes_token_identically() -> None:
-    recipe = Recipe(
-        factory="laminar.operators.rollout.engines.torch:TorchEngine",
-        options={
-            "model_path": str(torch_subject.folder()), "max_running": 4, "kv_total": 256, "threads": 1,
-            "steps_per_poll": 2, "eos_token_ids": (),
-        },
-    )  # fmt: skip
-    settings = RemoteSettings(restart_backoff_s=0.05, ahead=2)
-    engine = RemoteEngine(
-        recipe, decoder=lambda: load_decoder(ModelConfig(path=torch_subject.folder())), settings=settings
-    )
-    try:
-        engine.load(torch_subject.weights(3), 3)
-        prompt = torch_subject.PROMPTS[2]
-        engine.submit(request("whole", prompt, max_tokens=40))
-        whole = Drive(engine)
-        whole.until_finished(["whole"])
-        engine.submit(request("cut", prompt, max_tokens=40))
-        cut = Drive(engine)
-        cut.until_tokens("cut", 7)
-        os.kill(pid_of(engine), signal.SIGKILL)
-        rest: list[Delta] = []
-        error = lost(engine, rest)
-        for delta in rest:
-            cut.take(delta)
-        assert isinstance(error, EngineLost)
-        assert re.fullmatch(r"engine torch-\S+ is lost: its process \(pid \d+\) was killed by SIGKILL", str(error))
-        assert (engine.version, engine.ready, engine.stats().running) == (-1, False, 0)
-        again(engine)
-        assert engine.version == -1
-        engine.load(torch_subject.weights(3), 3)
-        had = cut.tokens("cut")
-        assert 7 <= had.n_tokens < 40
-        engine.submit(request("cut", prompt, max_tokens=40, sampled=had))
-        tail = Drive(engine)
-        tail.until_finished(["cut"])
-        assert Tokens.concat([had, tail.tokens("cut")]).ids == whole.tokens("whole").ids
-        text = engine.decode(tuple(had.ids_T.tolist()))
-        assert text == load_decoder(ModelConfig(path=torch_subject.folder()))(tuple(had.ids_T.tolist()))
-    finally:
-        engine.close()
 
 
 def test_a6_what_had_arrived_before_the_kill_is_given_out_first_and_nothing_twice(engine: RemoteEngine) -> None:
