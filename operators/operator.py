@@ -70,6 +70,8 @@ class RunInfo:
     model: ModelConfig
     partitions: dict[str, int] = field(default_factory=dict)
     """Number of partitions of every topic."""
+    max_model_len: int | None = None
+    """Prompt and response tokens that every engine of the run file takes; None: it does not say."""
 
     @property
     def final_round(self) -> int:

@@ -83,15 +83,23 @@ class Prompts:
         self._restart()
 
     def _check_lengths(self) -> None:
-        limit = self._encode.max_model_len
-        if limit is None or self._config.too_long != "refuse":
+        known = [
+            (limit, whose)
+            for limit, whose in (
+                (self._encode.max_model_len, "the model takes"),
+                (self._context.run.max_model_len, "engine.max_model_len is"),
+            )
+            if limit is not None
+        ]
+        if not known or self._config.too_long != "refuse":
             return
+        limit, whose = min(known)
         for data in (self._train, self._eval):
             for row in data.rows if data else ():
                 n = len(self._encode(row).ids)
                 if n >= limit:
                     raise ConfigError(
-                        f"{row.where}: the prompt has {n} tokens, the model takes {limit} with at least one for the"
+                        f"{row.where}: the prompt has {n} tokens, {whose} {limit} with at least one for the"
                         f" response (operators.{self._context.name}.too_long: dead_letter admits such rows)"
                     )
 

@@ -126,6 +126,8 @@ class RunConfig(_Settings):
 
     def info(self) -> RunInfo:
         """What every operator of the run agrees on."""
+        engines = [getattr(operator, "engine", None) for operator in self.operators.values()]
+        lengths = [n for engine in engines if (n := getattr(engine, "max_model_len", None)) is not None]
         return RunInfo(
             run_id=self.name,
             run_dir=self.run_dir,
@@ -136,6 +138,7 @@ class RunConfig(_Settings):
             seed=self.seed,
             model=self.model,
             partitions={spec.name: spec.partitions for spec in topic_specs(self.log.partitions)},
+            max_model_len=min(lengths, default=None),
         )
 
     def instances(self) -> list[tuple[str, int]]:

@@ -303,3 +303,9 @@ def test_the_resolved_file_is_the_same_configuration_from_any_directory(
     assert again.model.path == folder / "model"
     assert again.operators == config.operators
     assert yaml.safe_load(resolved_yaml(again)) == yaml.safe_load(written)
+
+
+def test_every_operator_knows_the_longest_sequence_that_an_engine_of_the_file_takes(folder: Path) -> None:
+    assert load_config(Path("run.yaml"), [], {}).config.info().max_model_len is None
+    said = ["operators.rollout.engine.kind=torch", "operators.rollout.engine.max_model_len=96"]
+    assert load_config(Path("run.yaml"), said, {}).config.info().max_model_len == 96

@@ -368,6 +368,15 @@ def test_a_prompt_longer_than_the_model_allows_is_refused_with_file_and_line(tmp
     assert len(admitted(world)) > 1
 
 
+def test_a_prompt_longer_than_the_engines_take_is_refused_though_the_model_would_take_it(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "%s", "answer": "x"}\n' % ("b" * 12))
+    context = World().context("prompts")
+    context = dataclasses.replace(context, run=dataclasses.replace(context.run, max_model_len=12))
+    given = PromptsConfig(train=DataConfig(path=tmp_path / "train.jsonl"))
+    with pytest.raises(ConfigError, match=r"train.jsonl:1: the prompt has 12 tokens, engine.max_model_len is 12 with"):
+        Prompts(given, context, PromptTokenizer(Letters(), 16))
+
+
 def test_a_bound_below_one_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_outstanding_groups: 1 is less than groups_per_step=2"):
         operator(World(groups_per_step=2), config(tmp_path, max_outstanding_groups=1))
