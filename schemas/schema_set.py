@@ -8,7 +8,7 @@ To change a record: add a file with the next version and leave the old one. The 
 what is written; the others are read and resolved to it, so a new field needs a default.
 
 >>> PACKAGED.current("ScoredTrajectory").version
-2
+3
 """
 
 from __future__ import annotations
