@@ -249,7 +249,7 @@ class Rollout:
         if not len(self._work.ledger) and self._engine.ready:
             return False
         began = self._context.clock()
-        n = self._work.sample(now)
+        n = self._work.sample(now, max(0.0, self._next_poll - now))  # until commands are looked at again
         ended = self._context.clock()
         took = ended - began
         self._heartbeat.took(took, ended)

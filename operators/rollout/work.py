@@ -129,10 +129,10 @@ class Work:
 
     # -- out
 
-    def sample(self, now: float) -> int:
-        """Poll the engine once; the number of new tokens, or -1 when it said nothing."""
+    def sample(self, now: float, timeout_s: float = 0.0) -> int:
+        """Poll the engine once, for about so long; the number of new tokens, or -1 when it said nothing."""
         try:
-            deltas = self._engine.poll(0.0)
+            deltas = self._engine.poll(timeout_s)
         except EngineLost as error:
             self.engine_lost(error)
             return -1
