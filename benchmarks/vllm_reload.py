@@ -15,11 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from multiprocessing.synchronize import Event
@@ -58,7 +60,7 @@ _GOAL_MEMORY = 0.2
 
 
 def main() -> None:
-    """Measure, print the table and the claims."""
+    """Measure, print the tables and the claims."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="measure less: the smaller model, 30 loads")
     parser.add_argument("--sizes", help="of the models, with commas between")
@@ -73,33 +75,36 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="laminar-bench-") as name:
             Path(file).write_text(json.dumps(_measure(size, layout, Path(name), quick=given.quick)))
         return
-    rows, claims = [], []
     sizes = (given.sizes or ("20M" if given.quick else "20M,135M")).split(",")
     for size in sizes:
         for layout in given.layouts.split(","):
             found = _in_a_process(size, layout, quick=given.quick)
-            if found is None:
-                continue
-            mb, copy = found["n_bytes"] / 1e6, min(found["copy"])
-            took = [sum(parts) for parts in zip(found["open"], found["load"], found["first"], strict=True)]
-            best = took.index(min(took))
-            grown = found["grown"] / found["n_bytes"]
-            rows.append(
-                (
-                    f"{size}, {layout}", mb, 1e3 * copy, 1e3 * found["open"][best], 1e3 * found["load"][best],
-                    1e3 * found["first"][best], 1e3 * took[best], took[best] / copy, 1e3 * sorted(took)[len(took) // 2],
-                    found["grown"] / 1e6,
-                )
-            )  # fmt: skip
-            name = f"vllm_reload_{size}_{layout}"
-            claims += [
-                Claim(name=name, ratio=took[best] / copy, goal=_GOAL_TIME, unit="x", lower_is_better=True),
-                Claim(name=f"{name}_memory", ratio=grown, goal=_GOAL_MEMORY, unit="x", lower_is_better=True),
-            ]
-    columns = (
-        "", "MB", "copy ms", "open ms", "load ms", "first token ms", "sum ms", "x copy", "median ms", "MB more",
-    )  # fmt: skip
-    report("New weights: from the manifest to the first token", columns, rows, claims)
+            if found is not None:
+                _tell(size, layout, found)
+
+
+def _tell(size: str, layout: str, found: Mapping[str, Any]) -> None:
+    n_bytes, copy_s = found["n_bytes"], min(found["copy"])
+    parts = list(zip(found["open"], found["load"], found["first"], strict=True))
+    best = min(parts, key=sum)
+    rows = [("copy", 1e3 * copy_s, 1.0, 1e3 * statistics.median(found["copy"]))]
+    for i, name in enumerate(("open", "load", "first token")):
+        rows.append((name, 1e3 * best[i], best[i] / copy_s, 1e3 * statistics.median(part[i] for part in parts)))
+    total = sum(best) / copy_s
+    rows.append(("open to first token", 1e3 * sum(best), total, 1e3 * statistics.median(map(sum, parts))))
+    name = f"vllm_reload_{size}_{layout}"
+    report(
+        f"{size}, {layout}: {n_bytes / 1e6:.0f} MB, {len(parts)} loads, {found['grown'] / 1e6:.1f} MB more after 100"
+        f" (load {os.getloadavg()[0]:.1f})",
+        ("", "ms, best", "x copy", "ms, median"),
+        rows,
+        [
+            Claim(name=name, ratio=total, goal=_GOAL_TIME, unit="x", lower_is_better=True),
+            Claim(
+                name=f"{name}_memory", ratio=found["grown"] / n_bytes, goal=_GOAL_MEMORY, unit="x", lower_is_better=True
+            ),
+        ],
+    )
 
 
 def _in_a_process(size: str, layout: str, *, quick: bool) -> dict[str, Any] | None:

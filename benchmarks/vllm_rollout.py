@@ -8,7 +8,7 @@ statistics switched off: in this process, or with its core in a process of its o
 a log (SQLite, and a real Kafka broker) and writes every token, result and heartbeat to it. Rounds alternate, and the
 best of each side counts. A model of 78,400 parameters makes everything around it large.
 
-The second table: how much of one core the operator takes beside the engine while 64 requests decode.
+The first table: how much of one core the operator takes beside the engine while 64 requests decode.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.claim import Claim, report
-from benchmarks.rollout.share import measure_share
+from benchmarks.rollout.share import Layout, measure_share
 from laminar.streams.broker import Broker
 
 __all__ = ["main"]
 
 _LAYOUTS = ("shared", "own")
 _LOGS = ("sqlite", "kafka")
-_RATES = (20.0, 50.0)
+_RATES = ((20.0, None), (50.0, None), (50.0, 400))
+"""Decode steps a second, and tokens of the longest response."""
 
 
 @dataclass(slots=True)
@@ -71,25 +72,30 @@ def main() -> None:
 
 def _shares(bootstrap: str, *, quick: bool) -> None:
     rows, claims = [], []
-    for kind in _LOGS:
-        for rate in _RATES:
-            for n_tokens in (0, 500):
+    for layout in get_args(Layout):
+        for kind in _LOGS:
+            for rate, n_tokens in _RATES:
                 share = measure_share(
-                    kind, bootstrap, steps_per_s=rate, n_tokens=n_tokens, seconds=4.0 if quick else 10.0
+                    layout, kind, bootstrap, steps_per_s=rate, n_tokens=n_tokens, seconds=4.0 if quick else 10.0
                 )
-                ends = f"end after {n_tokens}" if n_tokens else "go on"
-                rows.append((kind, f"{rate:g} tokens/s each, {ends}", share.tokens_per_s, 100 * share.outside))
-                if not n_tokens:
+                ends = "none ends" if n_tokens is None else f"{n_tokens // 4} to {n_tokens} tokens each"
+                rows.append((layout, kind, f"{rate:g} a second each, {ends}", share.tokens_per_s, 100 * share.outside))
+                if n_tokens is None:
                     claims.append(
                         Claim(
-                            name=f"vllm_rollout_share_{kind}_{rate:g}",
+                            name=f"vllm_rollout_share_{layout}_{kind}_{rate:g}",
                             ratio=100 * share.outside,
                             goal=3.0,
                             unit="% of one core",
                             lower_is_better=True,
                         )
                     )
-    report("64 requests decode: the operator beside the engine", ("log", "", "tokens/s", "% of a core"), rows, claims)
+    report(
+        f"64 requests decode: the operator beside the engine (load {_load()})",
+        ("engine's process", "log", "tokens", "tokens/s", "% of a core"),
+        rows,
+        claims,
+    )
 
 
 def _compare(size: str, layout: str, folder: Path, bootstrap: str, *, quick: bool) -> None:
@@ -127,14 +133,18 @@ def _compare(size: str, layout: str, folder: Path, bootstrap: str, *, quick: boo
                     lower_is_better=False,
                 )
             )
-    load = ", ".join(f"{x:.1f}" for x in os.getloadavg()[:2])
     report(
         f"{size}, {layout}: {found['n_responses']} responses, {n_tokens / found['n_responses']:.0f} tokens each,"
-        f" {found['rounds']} rounds (load {load})",
+        f" {found['rounds']} rounds (load {_load()})",
         ("", "tokens/s", "x, best", "x, median", "tokens/CPU-s", "x, best", "x, median"),
         rows,
         claims,
     )
+
+
+def _load() -> str:
+    """Of the machine: everything here is slower beside other work."""
+    return ", ".join(f"{x:.1f}" for x in os.getloadavg()[:2])
 
 
 def _ratio(bare: Mapping[str, list[float]], ours: Mapping[str, list[float]], key: str, of: Any) -> float:
