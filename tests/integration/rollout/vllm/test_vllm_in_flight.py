@@ -11,7 +11,6 @@ from laminar.schemas.records import UpdateMode
 from laminar.streams.audit import audit
 from tests.integration.rollout.flying import complete, prompts, stage_with, worst
 from tests.integration.rollout.vllm.conftest import VOCAB, Policy, changed
-from tests.integration.rollout.vllm.vllm_crew import Lent
 
 if TYPE_CHECKING:
     from laminar.operators.rollout.engines.vllm import VllmEngine
@@ -34,7 +33,7 @@ def test_c4_c8_each_logprob_is_the_trainers_under_the_version_that_the_log_says(
 ) -> None:
     stage = stage_with(policy.weights)
     prompts(stage, _ids(12), max_tokens=60)
-    rollout = stage.rollout(engine=Lent(engine), updates=updates)  # type: ignore[arg-type]
+    rollout = stage.rollout(engine=engine, updates=updates)  # type: ignore[arg-type]
     done = complete(stage, 24, rollouts=[rollout], every=6)
     assert worst(done.values(), policy.model) < 1e-4
     ledger = audit(stage.world.log, stage.world.codec, "run")
@@ -66,7 +65,7 @@ def test_c4_weights_that_say_their_version_agree_with_the_log_for_1000_trajector
     rng = np.random.default_rng(0)
     for index in range(250):
         prompts(stage, [[4, 5, 6]], first=index, max_tokens=int(rng.integers(2, 9)), group_size=4)
-    rollout = stage.rollout(engine=Lent(engine), updates=updates, delta_s=0.5, finish_s=0.1)  # type: ignore[arg-type]
+    rollout = stage.rollout(engine=engine, updates=updates, delta_s=0.5, finish_s=0.1)  # type: ignore[arg-type]
     done = complete(stage, 1000, rollouts=[rollout], every=3)
     assert len(done) == 1000
     for one in done.values():
