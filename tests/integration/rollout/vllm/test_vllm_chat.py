@@ -128,9 +128,10 @@ def test_e1_trained_ids_are_the_sampled_ids_byte_for_byte_where_text_would_lose_
     deadline = Deadline.after(120, "16 scored trajectories")
     while len(_samples(world)) < 16:
         deadline.check("not all are scored")
-        for operator in operators:
-            operator.step(world.now)
-        world.advance(0.05)
+        for _ in range(20):
+            for operator in operators:
+                operator.step(world.now)
+            world.advance(0.05)
     samples = _samples(world)
     for operator in operators:
         operator.close()
