@@ -51,6 +51,8 @@ class Loader:
         self._failing_since: float | None = None
         self._versions_failed = 0
         """In a row, while out of service."""
+        self._refused = -1
+        """The version that put the engine out of service, or failed then."""
 
     def failing_s(self, now: float) -> float:
         """For how long every attempt has failed, whichever version it was for; 0 after a success."""
@@ -59,7 +61,7 @@ class Loader:
     def is_due(self, version: int, now: float) -> bool:
         """Whether the back-off of this version is over."""
         if self._engine.out_of_service:
-            return version > self._version and now >= self._next_at
+            return version > self._refused and now >= self._next_at
         return version != self._version or now >= self._next_at
 
     def fetch(self, manifest: VersionManifest, now: float) -> VersionManifest | None:
@@ -123,6 +125,7 @@ class Loader:
             return
         wait_s = min(_OUT_S * 2 ** min(self._versions_failed, 16), _OUT_MAX_S)
         self._versions_failed += 1
+        self._refused = manifest.version
         self._next_at = now + wait_s
         logger.error(
             "engine %s: out of service: it samples nothing before a version after %d passes the self-check (not before"

@@ -98,7 +98,8 @@ class Case:
         self.checked = CheckedEngine(
             self.engine, SelfCheckConfig(**config), clock=lambda: self.now, measures=self.measures
         )
-        self.loader = Loader(self.checked, RelayStandIn(), clock=lambda: self.now, backoff_s=0.2, backoff_max_s=5.0)
+        self.relay = RelayStandIn()
+        self.loader = Loader(self.checked, self.relay, clock=lambda: self.now, backoff_s=0.2, backoff_max_s=5.0)
 
     def load(self, version: int, **how: Any) -> bool:
         return self.loader.load(manifest(version, **how), self.now, timeout_s=5.0)
@@ -249,6 +250,25 @@ def test_d2_one_that_fails_twice_after_a_fresh_start_waits_out_of_service_for_a_
     assert case.checked.version == 5
     assert not case.checked.out_of_service
     assert case.loader.failing_s(case.now) == 0
+
+
+def test_one_out_of_service_asks_again_for_a_newer_version_that_could_not_be_had() -> None:
+    case = Case()
+    case.answer = raw
+    for _ in range(2):
+        assert not case.load(3)
+    assert case.checked.out_of_service
+    case.now += 5
+    case.relay.missing.add(4)
+    assert not case.load(4)
+    case.answer = right
+    case.relay.missing.clear()
+    assert not case.loader.is_due(4, case.now)
+    assert case.loader.is_due(4, case.now + 0.2)
+    assert not case.loader.is_due(3, case.now + 1000)
+    case.now += 0.2
+    assert case.load(4)
+    assert case.checked.version == 4
 
 
 def test_the_first_load_is_always_checked_and_then_every_so_many() -> None:
