@@ -321,7 +321,8 @@ class VllmEngine(InProcess):
             while self._core.busy:
                 self._core.step()
         except faults() as error:
-            self.close()
+            if self._core.n_workers > 1:
+                self.close()
             config = self._vllm.vllm_config.model_config
             raise ConfigError(
                 f"engine: vLLM cannot serve {folder} ({', '.join(config.architectures)}, head size"

@@ -20,6 +20,7 @@ __all__ = ["Core"]
 
 _RELOAD_S = 600.0
 """Within which workers in other processes have taken new weights."""
+_SETTLE_S = 60.0
 _LEAVE_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Core:
         self._tasks = llm.get_supported_tasks()
         self.n_workers = int(llm.vllm_config.parallel_config.world_size)
         here = threading.current_thread() is threading.main_thread()
-        self._client.collective_rpc(settle, _LEAVE_S * 2, (os.getpid(), here))
+        self._client.collective_rpc(settle, _SETTLE_S, (os.getpid(), here))
 
     @property
     def scheduler(self) -> Any:
@@ -101,7 +102,11 @@ class Core:
             with suppress(*faults()):
                 executor.collective_rpc(leave, non_block=True)
         try:
-            self._client.shutdown()
+            if workers:  # more than that would end what another engine in this process needs of torch.distributed
+                self._client._finalizer.detach()
+                executor.shutdown()
+            else:
+                self._client.shutdown()
         except faults() as error:
             logger.warning("vLLM's core did not close: %s", error)
         for process in workers:

@@ -49,6 +49,7 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_size": ((1,), "operators.rollout.replicas is the number of engines"),
     "distributed_executor_backend": (("mp", "uni"), _HERE),
     "nnodes": ((1,), _HERE),
+    "pipeline_parallel_size": ((1,), "tensor_parallel_size is for models that are too large for one GPU"),
 }
 """vLLM's name -> what it may be besides null, and why."""
 

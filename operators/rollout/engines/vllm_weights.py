@@ -66,8 +66,10 @@ def matched(table: Table, weights: Mapping[str, TensorView], *, tied: bool) -> d
     views = {name: view for name, view in weights.items() if name not in free}
     for name, view in views.items():
         _check(name, table[name], view)
-    for name, view in views.items():
-        _check_finite(name, view)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        for name, view in views.items():
+            _check_finite(name, view)
     return views
 
 
@@ -119,9 +121,7 @@ def _check_finite(name: str, view: TensorView) -> None:
     dtype = DTYPES[view.dtype]
     if not view.data.nbytes or not dtype.is_floating_point:
         return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        tensor = torch.frombuffer(view.data, dtype=dtype)
+    tensor = torch.frombuffer(view.data, dtype=dtype)
     # One pass at the speed of memory, and no copy in another dtype, as a sum would make.
     least, most = torch.aminmax(tensor)
     if not (math.isfinite(least.item()) and math.isfinite(most.item())):

@@ -100,7 +100,10 @@ def mapped(pieces: Sequence[Piece]) -> Iterator[Iterator[tuple[str, Tensor]]]:
             maps[path] = mmap.mmap(fd, end, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
-    yield ((piece.name, _tensor(maps, piece)) for piece in pieces)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensors = [(piece.name, _tensor(maps, piece)) for piece in pieces]
+    yield _handed_out(tensors)
     for path, opened in maps.items():
         try:
             opened.close()
@@ -112,21 +115,39 @@ def mapped(pieces: Sequence[Piece]) -> Iterator[Iterator[tuple[str, Tensor]]]:
                 raise RuntimeError(f"vLLM still uses weights in {path} after it took them") from error
 
 
+def _handed_out(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """In order, each given up with it."""
+    tensors.reverse()
+    while tensors:
+        yield tensors.pop()
+
+
 def _tensor(maps: dict[str, mmap.mmap], piece: Piece) -> Tensor:
     dtype = DTYPES[piece.dtype]
     if not piece.size:
         return torch.empty(piece.shape, dtype=dtype)
     # numpy, unlike torch.frombuffer, keeps a mapping from being closed while a tensor over it lives.
     bytes_N = np.frombuffer(maps[piece.path], np.uint8, piece.size, piece.offset)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(bytes_N).view(dtype).reshape(piece.shape)
+    return torch.from_numpy(bytes_N).view(dtype).reshape(piece.shape)
 
 
 def _pack_heads(model: Any) -> None:
-    """Pack the output layer anew: on a CPU it samples from a packed copy, which a reload leaves as it is when tied."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    """Pack the output layer anew: on a CPU it samples from a packed copy, which a reload leaves as it is when tied.
 
+    A tied one takes the copy that vLLM has just made for the embedding, which is of the same weights.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    packed = {
+        id(module.weight): module.cpu_linear
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding)
+        and not isinstance(module, ParallelLMHead)
+        and hasattr(module, "cpu_linear")
+    }
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
+            if id(module.weight) in packed:
+                module.cpu_linear = packed[id(module.weight)]
+            else:
+                module.quant_method.process_weights_after_loading(module)

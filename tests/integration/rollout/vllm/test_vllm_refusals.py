@@ -196,8 +196,8 @@ def test_an_unknown_architecture_is_named_at_start(start: Start, tmp_path: Path)
         ({"args": {**ARGS, "enforce_eagr": True}}, r"engine.args: enforce_eagr: .*closest: enforce_eager"),
         ({"args": {**ARGS, "tensor_parallel_size": 4}}, r"attention heads \(2\) must be divisible by .* size \(4\)"),
         (
-            {"args": {**ARGS, "kv_cache_memory_bytes": 100}, "kv_total": None},
-            r"max_model_len=256 needs [\d.]+ GiB.*valid: a larger args.kv_cache_memory_bytes",
+            {"args": {**ARGS, "kv_cache_memory_bytes": 40000}, "kv_total": None},
+            r"max_model_len=256 needs [\d.]+ GiB.*valid: engine.max_model_len up to 32, or a larger args.kv_cache",
         ),
     ],
     ids=lambda value: str(value)[:40],

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from laminar.operators.rollout.engine import EngineRequest
 from laminar.schemas.records import Sampling
 from laminar.schemas.tokens import EMPTY, Tokens
 from tests.integration.rollout.engine_contract.subject import Drive
-from tests.integration.rollout.vllm.conftest import VOCAB, Policy, changed
+from tests.integration.rollout.vllm.conftest import ARGS, BLOCK, VOCAB, Policy, changed
 
 if TYPE_CHECKING:
     from laminar.operators.rollout.engines.vllm import VllmEngine
@@ -37,7 +38,7 @@ def _prompts(n: int) -> list[list[int]]:
 def test_d14_a_greedy_response_interrupted_at_random_points_and_resumed_anywhere_is_the_same(
     engine: VllmEngine, start: Callable[..., VllmEngine], policy: Policy
 ) -> None:
-    other = start()
+    other = start(args={**ARGS, "async_scheduling": True})
     other.load(policy.weights(0), 0)
     prompts = {f"t/{i}": prompt for i, prompt in enumerate(_prompts(6))}
     whole = {name: _alone(engine, _request(name, prompt))[0] for name, prompt in prompts.items()}
@@ -57,10 +58,11 @@ def test_d14_a_greedy_response_interrupted_at_random_points_and_resumed_anywhere
         assert np.abs(so_far.logprobs_T - whole[name].logprobs_T).max() < 1e-5
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 def test_preemption_under_a_small_cache_is_counted_and_changes_no_token(
-    engine: VllmEngine, start: Callable[..., VllmEngine], policy: Policy
+    engine: VllmEngine, start: Callable[..., VllmEngine], policy: Policy, ahead: bool
 ) -> None:
-    tight = start(kv_total=160, max_model_len=160)
+    tight = start(kv_total=160, max_model_len=160, args={**ARGS, "async_scheduling": ahead})
     tight.load(policy.weights(0), 0)
     assert (tight.limits.kv_total, tight.stats().preempted) == (160, 0)
     prompts = {f"t/{i}": prompt[:20] for i, prompt in enumerate(_prompts(5))}
@@ -74,6 +76,31 @@ def test_preemption_under_a_small_cache_is_counted_and_changes_no_token(
         expected, _ = _alone(engine, _request(name, prompt))
         assert drive.tokens(name).ids == expected.ids
         assert np.abs(drive.tokens(name).logprobs_T - expected.logprobs_T).max() < 1e-4
+
+
+def test_status_counts_a_prompt_that_several_share_once_and_knows_no_cache_of_old_weights(
+    engine: VllmEngine, policy: Policy
+) -> None:
+    prompt = _prompts(1)[0][:3] * 32
+    for i in range(10):
+        engine.submit(_request(f"t/{i}", prompt, max_tokens=40, temperature=1.0))
+    assert (engine.stats().running, engine.stats().waiting, engine.stats().kv_used) == (0, 10, 0)
+    drive = Drive(engine)
+    drive.until_tokens("t/7", 3)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting) == (8, 2)
+    ends = sum(drive.tokens(f"t/{i}").n_tokens for i in range(8))
+    assert len(prompt) + ends - 8 <= stats.kv_used <= len(prompt) + 8 * 2 * BLOCK
+    assert stats.kv_used < 8 * len(prompt)
+    engine.load(policy.weights(1), 1)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_used) == (0, 10, 0)
+    drive.poll()
+    assert engine.stats().running == 8
+    assert engine.stats().kv_used >= len(prompt)
+    drive.until_finished(f"t/{i}" for i in range(10))
+    assert (engine.stats().running, engine.stats().waiting, engine.stats().kv_used) == (0, 0, 0)
+    assert all(drive.tokens(f"t/{i}").n_tokens == 40 for i in range(10))
 
 
 def test_new_weights_are_no_preemption(engine: VllmEngine, policy: Policy) -> None:

@@ -58,6 +58,7 @@ def test_arguments_are_checked_against_the_source_of_the_installed_vllm_without_
         ("max_num_seqs", r"is set by engine\.max_running"),
         ("logprobs_mode", "is always processed_logprobs"),
         ("data_parallel_size", r"2 \(valid: 1; operators\.rollout\.replicas is the number of engines\)"),
+        ("pipeline_parallel_size", r"2 \(valid: 1; tensor_parallel_size is for models"),
         ("nnodes", r"2 \(valid: 1; new weights come through the memory of this machine\)"),
         ("distributed_executor_backend", r"2 \(valid: mp or uni;"),
     ],
