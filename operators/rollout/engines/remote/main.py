@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -22,7 +23,7 @@ from laminar.operators.rollout.engine import Engine
 from laminar.operators.rollout.engines.recipe import Recipe
 from laminar.operators.rollout.engines.remote.stream import Stream
 from laminar.operators.rollout.engines.remote.weights import mapped
-from laminar.operators.rollout.engines.remote.wire import Piece, Report, pack, parse, request_of
+from laminar.operators.rollout.engines.remote.wire import Piece, Report, gathered, pack, parse, request_of
 from laminar.schemas.errors import InvalidRequest, LaminarError, WeightsMismatch
 from laminar.schemas.tokens import EMPTY
 from laminar.streams.deadline import Deadline
@@ -42,16 +43,19 @@ _FAREWELL_S = 5.0
 
 
 class _Server:
-    def __init__(self, stream: Stream, engine: Engine, *, ahead: int) -> None:
+    def __init__(self, stream: Stream, engine: Engine, *, ahead: int, gather_s: float) -> None:
         self._stream = stream
         self._engine = engine
         self._ahead = ahead
+        self._gather_s = gather_s
         self._numbers: dict[str, int] = {}
         """Of the submissions in the engine, by trajectory."""
         self._seen = 0
         self._unread = 0
         self._said_at = time.monotonic()
         self._refused: list[Piece] = []
+        self._held: list[Piece] = []
+        """Not reported yet."""
 
     def serve(self) -> None:
         """Until the other end is gone."""
@@ -107,6 +111,8 @@ class _Server:
         self._report(pieces, {"aborted": number})
 
     def _load(self, version: int, table: Mapping[str, Any]) -> None:
+        if self._held:
+            self._report(())
         try:
             with mapped(table) as weights:
                 self._engine.load(weights, version)
@@ -117,34 +123,46 @@ class _Server:
 
     def _decode(self) -> None:
         began = time.monotonic()
-        pieces = []
+        ends = False
         for delta in self._engine.poll(_POLL_S):
             known = delta.trajectory_id
-            ends = delta.finish is not None or delta.error is not None
-            number = self._numbers.pop(known) if ends else self._numbers[known]
-            pieces.append(Piece(number, delta.tokens, delta.finish, delta.error))
+            last = delta.finish is not None or delta.error is not None
+            number = self._numbers.pop(known) if last else self._numbers[known]
+            self._held.append(Piece(number, delta.tokens, delta.finish, delta.error))
+            ends = ends or last
         ended = time.monotonic()
-        if pieces:
-            self._report(pieces)
-        else:
+        if ends or (self._held and ended - self._said_at >= self._gather_s):
+            self._report(())
+        elif not self._held:
             self._beat(ended)
         if ended - began < _QUICK_S:
             self._stream.wait(_PAUSE_S)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+    def farewell(self) -> None:
+        """Report what was sampled before the engine broke."""
+        if self._held:
+            with suppress(LaminarError):
+                self._report(())
 
     def _beat(self, now: float) -> None:
         if self._numbers and self._unread < self._ahead and now - self._said_at >= _BEAT_S:
             self._report(())
 
-    def _report(self, pieces: tuple[Piece, ...] | list[Piece], answer: Mapping[str, Any] | None = None) -> None:
+    def _report(self, pieces: tuple[Piece, ...], answer: Mapping[str, Any] | None = None) -> None:
         stats = self._engine.stats()
-        refused, self._refused = self._refused, []
+        waiting = [*self._refused, *gathered(self._held), *pieces]
+        self._refused, self._held = [], []
         report = Report(
             seen=self._seen,
             running=stats.running,
             waiting=stats.waiting,
             kv_used=stats.kv_used,
             preempted=stats.preempted,
-            pieces=[*refused, *pieces] if refused else pieces,
+            pieces=waiting,
             answer=answer or {},
         )
         self._stream.send(pack(report))
@@ -152,8 +170,8 @@ class _Server:
         self._said_at = time.monotonic()
 
 
-def _bear(stream: Stream) -> tuple[Engine, int]:
-    """The engine that the first message asks for, and how far it may go ahead."""
+def _bear(stream: Stream) -> _Server:
+    """Around the engine that the first message asks for."""
     while not (found := stream.receive()):
         if stream.closed:
             sys.exit(0)
@@ -169,7 +187,7 @@ def _bear(stream: Stream) -> tuple[Engine, int]:
         "vocab_size": getattr(engine, "vocab_size", None),
     }
     stream.send(pack(Report(answer={"ready": ready})))
-    return engine, setup["ahead"]
+    return _Server(stream, engine, ahead=setup["ahead"], gather_s=setup["gather_s"])
 
 
 def _say(stream: Stream, answer: Mapping[str, Any]) -> None:
@@ -196,15 +214,16 @@ def main(end: int) -> int:
         signal.signal(number, _pass)
     stream = Stream(socket.socket(fileno=end))
     try:
-        engine, ahead = _bear(stream)
+        server = _bear(stream)
     except LaminarError as error:
         _say(stream, {"failed": str(error), "kind": type(error).__name__})
         return 1
     try:
-        _Server(stream, engine, ahead=ahead).serve()
+        server.serve()
     except LaminarError as error:
+        server.farewell()
         _say(stream, {"broken": str(error)})
         return 1
-    engine.close()
+    server.close()
     gc.freeze()  # spare the interpreter's last collection, seconds with torch in it
     return 0

@@ -44,6 +44,8 @@ class RemoteSettings:
     """One that lived for so long begins again with the shortest back-off."""
     ahead: int = 64
     """Reports that may be unread before the process stops decoding."""
+    gather_s: float = 0.05
+    """Tokens wait so long for more of them, unless one is the last of its request: each report costs the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class Supervisor:
                 factory=self._recipe.factory,
                 options=dict(self._recipe.options),
                 ahead=self._settings.ahead,
+                gather_s=self._settings.gather_s,
             )
         )
 

@@ -18,7 +18,7 @@ from laminar.operators.rollout.engine import EngineRequest
 from laminar.schemas.records import FinishReason, Sampling
 from laminar.schemas.tokens import EMPTY, Tokens, ids_view
 
-__all__ = ["Piece", "Report", "command", "pack", "parse", "request_of", "submission", "unpack"]
+__all__ = ["Piece", "Report", "command", "gathered", "pack", "parse", "request_of", "submission", "unpack"]
 
 _U32 = struct.Struct("<I")
 _HEAD = struct.Struct("<qiiqqII??")
@@ -107,6 +107,19 @@ def request_of(head: Mapping[str, Any], behind: memoryview) -> EngineRequest:
         sampling=sampling,
         seed=head["seed"],
     )
+
+
+def gathered(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """One for each submission."""
+    by_number: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_number.setdefault(piece.number, []).append(piece)
+    if len(by_number) == len(pieces):
+        return pieces
+    return [
+        Piece(number, Tokens.concat(piece.tokens for piece in mine), mine[-1].finish, mine[-1].error)
+        for number, mine in by_number.items()
+    ]
 
 
 def pack(report: Report) -> bytes:

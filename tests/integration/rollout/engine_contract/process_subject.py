@@ -16,7 +16,7 @@ from laminar.operators.rollout.engines.remote.supervisor import RemoteSettings
 from laminar.operators.rollout.engines.text import Decoder, decimal, load_decoder
 from tests.integration.rollout.engine_contract.subject import Subject
 
-_SETTINGS = RemoteSettings(ahead=2)
+_SETTINGS = RemoteSettings(ahead=2, gather_s=0.0)
 """It may not run away from a test."""
 _idle: dict[str, list[RemoteEngine]] = defaultdict(list)
 """By recipe."""

@@ -26,7 +26,7 @@ from tests.integration.rollout.remote.faulty import IDS, PROMPT_THAT_IS_REFUSED
 
 @pytest.fixture
 def engine() -> Iterator[RemoteEngine]:
-    made_ = made("counting", RemoteSettings(ahead=3))
+    made_ = made("counting", RemoteSettings(ahead=3, gather_s=0.0))
     yield made_
     made_.close()
 
@@ -49,6 +49,23 @@ def test_all_that_came_between_two_polls_is_one_delta_for_each_trajectory() -> N
     engine.close()
     assert sorted(delta.trajectory_id for delta in deltas) == ["t/0", "t/1"]
     assert min(delta.tokens.n_tokens for delta in deltas) > 1
+
+
+def test_tokens_wait_a_little_for_more_of_them_but_the_last_one_comes_at_once() -> None:
+    engine = made("counting", RemoteSettings(gather_s=3600.0))
+    engine.submit(asked("t/0"))
+    whole = so_far(engine, 1)
+    assert [(delta.tokens.ids_T.tolist(), delta.finish) for delta in whole] == [(list(IDS), "stop")]
+    engine.submit(asked("t/1"))
+    engine.submit(asked("t/2"))
+    time.sleep(0.02)
+    rest = engine.abort("t/1")
+    assert rest is not None
+    deltas = so_far(engine, 60)
+    engine.close()
+    assert {delta.trajectory_id for delta in deltas} == {"t/2"}
+    assert [token for delta in deltas for token in delta.tokens.ids_T.tolist()] == list(IDS)
+    assert rest.tokens.ids_T.tolist() == list(IDS[: rest.tokens.n_tokens])
 
 
 def test_a_request_that_only_the_process_can_refuse_comes_back_with_an_error(engine: RemoteEngine) -> None:
@@ -88,7 +105,8 @@ def test_a_trajectory_that_was_aborted_and_came_back_gets_no_token_of_its_first_
         assert rest is not None
         engine.submit(asked("t/0", sampled=Tokens.concat([*had, rest.tokens])))
         tail = [delta.tokens for delta in so_far(engine, 2)]
-        assert Tokens.concat([*had, rest.tokens, *tail]).ids_T.tolist()[:5] == list(IDS[:5])
+        got = Tokens.concat([*had, rest.tokens, *tail]).ids_T.tolist()
+        assert got == list(IDS[: len(got)])
         engine.abort("t/0")
 
 

@@ -18,7 +18,9 @@ from laminar.schemas.errors import EngineLost, Unavailable
 from tests.integration.rollout.remote.driving import again, alive, asked, lost, made, so_far, until
 from tests.integration.rollout.remote.faulty import IDS
 
-QUICK = RemoteSettings(hung_after_s=1.0, load_hung_after_s=1.0, restart_backoff_s=0.05, restart_backoff_max_s=0.2)
+QUICK = RemoteSettings(
+    hung_after_s=1.0, load_hung_after_s=1.0, restart_backoff_s=0.05, restart_backoff_max_s=0.2, gather_s=0.0
+)
 
 
 def ids_of(deltas: list[Delta]) -> list[int]:
