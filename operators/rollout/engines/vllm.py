@@ -261,14 +261,15 @@ class VllmEngine(InProcess):
     def _take(self, outputs: Sequence[Any]) -> None:
         """Book what the version that is loaded has sampled."""
         done: list[str] = []
-        for output in outputs:
-            row = self._by_name.get(output.request_id)
+        by_name, version = self._by_name, self._version
+        for output in outputs:  # of every row in every step
+            row = by_name.get(output.request_id)
             if row is None or row.ended:
                 continue
-            if output.new_token_ids:
+            ids = output.new_token_ids
+            if ids:
                 # At ``logprobs=0`` the only column is the sampled token's.
-                logprobs = output.new_logprobs.logprobs[:, 0].tolist()
-                row.add(output.new_token_ids, logprobs, self._version)
+                row.add(ids, output.new_logprobs.logprobs[:, 0].tolist(), version)
             if output.finish_reason is not None and not row.ended:
                 row.fail(f"vLLM ended it: {output.finish_reason}")
             elif row.ended and output.finish_reason is None:
@@ -283,10 +284,11 @@ class VllmEngine(InProcess):
 
     def _count_preempted(self, *, real: bool) -> None:
         """Take note of requests that lost their cache; ``real``: for want of room, not for new weights."""
-        requests = self._core.scheduler.requests
-        for row in self._rows.values():
-            request = requests.get(row.name)
-            if request is not None and request.num_preemptions != row.preemptions:
+        for name, request in self._core.scheduler.requests.items():
+            if not request.num_preemptions:
+                continue
+            row = self._by_name.get(name)
+            if row is not None and request.num_preemptions != row.preemptions:
                 self._preempted += (request.num_preemptions - row.preemptions) if real else 0
                 row.preemptions = request.num_preemptions
 
