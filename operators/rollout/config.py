@@ -46,7 +46,8 @@ class _ProcessSettings(_Section):
     restart_backoff_max_s: float = Field(default=30.0, gt=0)
     """Longest such wait."""
     start_attempts: int = Field(default=5, ge=1)
-    """After so many failed starts in a row the rollout gives up, and its process starts anew."""
+    """After so many failed starts in a row the rollout gives up, and its process starts anew. An engine that is lost
+    before it has sampled a token counts as well."""
 
 
 class TorchEngineConfig(_ProcessSettings):

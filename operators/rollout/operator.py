@@ -10,7 +10,8 @@ One thread, small steps. Each step:
 
 A lost engine (EngineLost) ends nothing but what was in it: all that is in hand goes to the pool at once, with every
 token that came out; the prompts are left to others; the state is ``starting``, for which repack has no work. Polls
-bring the engine back, the newest version is loaded, and the rollout takes part again, as the same incarnation.
+bring the engine back, the newest version is loaded, and the rollout takes part again, as the same incarnation. One that
+is lost ``engine.start_attempts`` times without a token in between takes the process along (Unavailable).
 
 Guarantees beside those of ``work``, ``round`` and ``admission``: a trajectory is sampled only after its ``Started`` is
 committed, and its group's offset with it, so a restarted rollout never takes a group again: repack gives the members
@@ -47,7 +48,7 @@ from laminar.operators.rollout.work import Work
 from laminar.operators.rollout.writer import Outcome, Writer
 from laminar.operators.weights import WeightSource
 from laminar.schemas import records as r
-from laminar.schemas.errors import Aborted, EngineLost, Evicted
+from laminar.schemas.errors import Aborted, EngineLost, Evicted, Unavailable
 from laminar.streams.log import OutRecord
 from laminar.streams.topics import outgoing
 
@@ -112,7 +113,7 @@ class Rollout:
         self._draining = False
         self._stopping = False
         self._hurry = False
-        self._engine_losses = 0
+        self._engine_losses = self._losses_in_a_row = 0
         self._next_poll = self._next_flush = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
@@ -261,6 +262,8 @@ class Rollout:
                 self._config.lease_s,
             )
         self._heartbeat.count(max(0, n))
+        if n > 0:
+            self._losses_in_a_row = 0
         if n >= 0 and not len(self._work.ledger):
             self._hurry = True
             self._next_poll = now
@@ -279,6 +282,7 @@ class Rollout:
         self._admission.close()
         n, n_tokens = self._work.give_up(now)
         self._engine_losses += 1
+        self._losses_in_a_row += 1
         self._hurry = True
         self._heartbeat.hurry()
         logger.error(
@@ -288,6 +292,8 @@ class Rollout:
             n_tokens,
             error,
         )
+        if self._losses_in_a_row >= self._config.engine.start_attempts and not self._stopping:
+            raise Unavailable(f"lost its engine {self._losses_in_a_row} times without a token in between: {error}")
         return True
 
     # -- 3. the log

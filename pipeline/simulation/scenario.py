@@ -50,7 +50,7 @@ class Scenario:
     delta_s: float
     updates: UpdateMode
     odd_answers: float
-    """Part of the trajectories that fail in the engine a few times, for good, or are refused."""
+    """Part of the trajectories that fail in the engine a few times, for good, are refused, or bring it down."""
 
     def instances(self) -> list[str]:
         """Every process of the run at its start."""
@@ -114,6 +114,8 @@ class Scenario:
                 return Answer(ids=ids, logprobs=logprobs, fail_times=99, fail_at=at)
             if odd < 0.4 * self.odd_answers:
                 return Answer(ids=ids, logprobs=logprobs, reject="not to its taste")
+            if odd > 0.9 * self.odd_answers:
+                return Answer(ids=ids, logprobs=logprobs, lose_at=at)
             return Answer(ids=ids, logprobs=logprobs, fail_times=2, fail_at=at)
         return Answer(ids=ids, logprobs=logprobs)
 

@@ -304,11 +304,11 @@ def failed_publication_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("reward commits its offsets before its outputs: a crash between them loses results", offsets_before_outputs, 1),
-    ("the log does not fence the older producer of an id", no_fencing, 12),
+    ("the log does not fence the older producer of an id", no_fencing, 23),
     ("a transaction is done again when its outcome is unknown, though it had committed", redo_after_unknown, 1),
     ("reward goes on behind records whose transaction failed", offset_past_lost_output, 7),
     ("repack gives an orphan to a new owner under the old attempt", adoption_without_attempt, 3),
-    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 53),
+    ("repack takes trajectories from rollouts whose last heartbeat is half a second old", adopts_from_the_living, 28),
     ("a resumed trainer reads from the beginning and has forgotten which groups are done", forgets_the_done, 0),
     ("the checkpoint is saved before the step is recorded", checkpoint_before_record, 0),
     ("a version is published before its checkpoint is durable", published_before_durable, 0),
@@ -321,12 +321,12 @@ _LISTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], int], ...] = (
     ("the trainer closes a group while a member is missing", group_closes_without_a_member, 0),
     ("the trainer does not hear of dead members", dead_members_ignored, 0),
     ("the tokens since the last delta are lost when a trajectory moves", delta_dropped_at_release, 1),
-    ("the tokens since the last delta are lost with the engine", tokens_dropped_with_a_lost_engine, 16),
+    ("the tokens since the last delta are lost with the engine", tokens_dropped_with_a_lost_engine, 12),
     ("a rollout waits for what was in its engine when that was lost", lost_engine_not_noticed, 0),
     (
         "the engine is lost at the first of a group, and the others are forgotten",
         group_half_begun_when_the_engine_is_lost,
-        130,
+        25,
     ),
     ("repack hears only the first heartbeat of a process", heartbeats_ignored, 4),
     ("a rollout that slept beyond its lease goes on with its work", zombie_keeps_its_work, 2),

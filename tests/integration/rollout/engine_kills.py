@@ -46,6 +46,7 @@ operators:
   repack: {{period_s: 0.5, max_owner_deaths: 20}}
   relay: {{}}
   trainer: {{optimizer: {{lr: 1.0e-5}}, algorithm: {{zero_advantage: keep}}, checkpoint: {{every: 10}}}}
+supervisor: {{no_progress_timeout_s: 900}}
 """
 """Rollouts are killed every few seconds here, and what was merely waiting is not to be taken for the cause."""
 

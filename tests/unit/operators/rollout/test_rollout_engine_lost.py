@@ -10,7 +10,7 @@ import pytest
 
 from laminar.operators.repack.config import RepackConfig
 from laminar.operators.repack.operator import Repack
-from laminar.operators.rollout.engine import EngineRequest
+from laminar.operators.rollout.engine import Delta, EngineRequest
 from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine, always, by_trajectory
 from laminar.operators.rollout.engines.scripted_absence import Call
 from laminar.operators.rollout.operator import Rollout
@@ -349,6 +349,29 @@ def test_what_is_being_taken_when_the_engine_is_lost_goes_to_the_pool_too(stage:
     assert {(one.reason, one.n_tokens, one.to_incarnation) for one in moves(stage)} == {("drain", 0, 0)}
     assert len(moves(stage)) == 4
     lives(stage)
+
+
+@pytest.mark.parametrize("call", ["load", "poll"])
+def test_an_engine_that_is_lost_time_and_again_before_its_first_token_takes_the_process_along(
+    stage: Stage, call: Call
+) -> None:
+    class Broken(ScriptedEngine):
+        """Lost at this call whenever it has come back."""
+
+        def poll(self, timeout_s: float) -> list[Delta]:
+            deltas = super().poll(timeout_s)
+            if self.ready and self.version < 0:
+                self.lose(at=call)
+            return deltas
+
+    engine = Broken(always(ten()), max_running=8, away=1)
+    rollout, other = stage.rollout(engine=engine), stage.rollout(1)
+    stage.until(lambda: says(stage, "idle"), rollout, other)
+    stage.prompts(40)
+    engine.lose(at="poll")
+    with pytest.raises(Unavailable, match=r"lost its engine 5 times without a token in between: .*as scripted"):
+        stage.run(5.0, rollout, other, repack(stage))
+    assert engine.losses == 5
 
 
 def test_an_engine_that_lives_in_the_operators_process_ends_it(stage: Stage) -> None:
