@@ -55,6 +55,8 @@ from laminar.streams.topics import outgoing
 __all__ = ["Rollout", "build"]
 
 _MAX_OUTBOX_BYTES = 256 * 1024 * 1024
+_SOON_S = 0.015
+"""Between two looks at the prompts while responses end; also how long the engine may decode between two steps."""
 _REST = 4.0
 """Sampling goes on for at least so many times as long as the last transaction took, however slow the log is."""
 
@@ -114,7 +116,7 @@ class Rollout:
         self._stopping = False
         self._hurry = False
         self._engine_losses = self._losses_in_a_row = 0
-        self._next_poll = self._next_flush = 0.0
+        self._polled = self._next_poll = self._next_flush = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
             context.instance,
@@ -132,7 +134,7 @@ class Rollout:
         if worked:
             self._next_poll = now  # groups first, then results: neither waits for two transactions of the other
         if now >= self._next_poll:
-            self._next_poll = now + self._config.poll_s
+            self._polled, self._next_poll = now, now + self._config.poll_s
             worked = self._obey(now) or worked
             worked = self._updates.poll() or worked
             worked = self._load(now) or worked
@@ -250,7 +252,10 @@ class Rollout:
         if not len(self._work.ledger) and self._engine.ready:
             return False
         began = self._context.clock()
-        n = self._work.sample(now, max(0.0, self._next_poll - now))  # until commands are looked at again
+        in_hand = len(self._work.ledger)
+        n = self._work.sample(now, max(0.0, min(_SOON_S, self._next_poll - now)))
+        if len(self._work.ledger) < in_hand:
+            self._next_poll = min(self._next_poll, self._polled + _SOON_S)
         ended = self._context.clock()
         took = ended - began
         self._heartbeat.took(took, ended)
