@@ -94,9 +94,10 @@ def _run(world: World) -> None:
         pass
     for process in world.processes:
         world.report("does_not_drain", process.instance)
-    for name, hanging in list(world.broker.hanging.items()):
-        if not hanging.commits:  # who died inside it is not started any more: the broker ends it at its time-out
-            world.broker.decide(name)
+    with world.broker.changed:
+        for name, hanging in list(world.broker.hanging.items()):
+            if not hanging.commits:  # who died inside it is not started any more: the broker ends it at its time-out
+                world.broker.decide(name)
     _look_back(world)
 
 
