@@ -80,6 +80,7 @@ class Scenario:
             lease_s=LEASE_S,
             load_timeout_s=2.0,
             load_backoff_max_s=1.0,
+            poll_s=0.015,
         )
 
     def repack(self) -> RepackConfig:
