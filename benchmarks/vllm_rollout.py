@@ -155,7 +155,7 @@ def _measure(name: str, layout: Any, bootstrap: str, *, quick: bool) -> dict[str
     """Rounds of each side in turn."""
     from benchmarks.rollout.bare import arguments, run_bare, start_bare
     from benchmarks.rollout.operate import Watched, context_of, open_bench_log, run_operator
-    from benchmarks.rollout.workload import BATCH, GROUP, LONGEST, SIZES, Workload, make_folder
+    from benchmarks.rollout.workload import BATCH, LONGEST, SIZES, Workload, make_folder
     from laminar.operators.rollout.config import RolloutConfig, VllmEngineConfig
     from laminar.operators.rollout.engines.choice import build_engine
 
@@ -174,7 +174,7 @@ def _measure(name: str, layout: Any, bootstrap: str, *, quick: bool) -> dict[str
         contexts = {kind: context_of(log, kind, folder / "model") for kind, log in logs.items()}
         config = RolloutConfig(
             engine=VllmEngineConfig(process=layout, max_running=BATCH, max_model_len=LONGEST, args=arguments()),
-            max_in_flight=BATCH + 2 * GROUP,
+            max_in_flight=2 * BATCH,
         )
         engine = build_engine(config.engine, contexts["sqlite"])
         engine.load(views, 0)
