@@ -154,13 +154,23 @@ def test_d11_two_workers_are_not_told_of_weights_that_are_refused(two: VllmEngin
     assert np.abs(_trainer(policy.model(0), PROMPTS[1], drive.tokens("t")) - drive.tokens("t").logprobs_T).max() < 1e-4
 
 
+def test_a_signal_to_the_whole_group_does_not_end_the_workers(two: VllmEngine) -> None:
+    """As Ctrl-C and a service manager send it, while the operator still drains."""
+    pids = _workers(two)
+    two.submit(_request("t", PROMPTS[0], n=100))
+    two.poll(0.0)
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    drive = Drive(two)
+    drive.until_finished(["t"])
+    time.sleep(1.0)  # for one that does end
+    assert all(_alive(pid) for pid in pids)
+
+
 def test_a_worker_that_is_killed_takes_the_engine_out_of_service_and_close_leaves_none(two: VllmEngine) -> None:
     pids = _workers(two)
     two.submit(_request("t", PROMPTS[0], n=200))
-    two.poll(0.0)
-    for pid in pids:  # as Ctrl-C and a service manager do to every process of a group
-        os.kill(pid, signal.SIGINT)
-        os.kill(pid, signal.SIGTERM)
     two.poll(0.0)
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(Unavailable, match="a worker process died"):
