@@ -209,7 +209,8 @@ def main(end: int) -> int:
     os.set_inheritable(end, False)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("laminar").setLevel(logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _pass)
     stream = Stream(socket.socket(fileno=end))

@@ -28,7 +28,7 @@ def test_a6_a_killed_process_is_lost_once_and_its_trajectory_resumes_token_ident
     text = engine.decode((5, 6, 7))
     whole, _ = response_of(engine, request("whole", prompt))
     had, error = _cut(subject, signal.SIGKILL)
-    assert str(error).endswith("was killed by SIGKILL")
+    assert "was killed by SIGKILL" in str(error)
     assert (engine.version, engine.ready, engine.stats().running) == (-1, False, 0)
     again(engine)
     assert engine.version == -1
