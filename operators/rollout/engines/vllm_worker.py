@@ -85,7 +85,9 @@ def take(worker: Any, tensors: Iterable[tuple[str, Tensor]]) -> int:
             yield pair
 
     worker.model_runner.reload_weights(weights_iterator=counted(), is_checkpoint_format=True)
-    _pack_heads(worker.model_runner.get_model())
+    model = worker.model_runner.get_model()
+    _pack_heads(model)
+    _pack_experts(model)
     return taken
 
 
@@ -151,3 +153,15 @@ def _pack_heads(model: Any) -> None:
                 module.cpu_linear = packed[id(module.weight)]
             else:
                 module.quant_method.process_weights_after_loading(module)
+
+
+def _pack_experts(model: Any) -> None:
+    """Pack the experts of a mixture anew: on a CPU a reload leaves them as they come where packed ones are expected."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and "w13_weight" in module._parameters:
+            kernel.fused_experts.process_weights_after_loading(module)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Start = Callable[..., "VllmEngine"]
 
+EXPERTS: dict[str, Any] = {**SHAPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LEARNED: dict[str, Any] = {"vocab_size": 30, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True),
@@ -40,6 +41,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **LEARNED, hidden_size=64, word_embed_proj_dim=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=512, init_std=0.3,
     ),
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, head_dim=32, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3 moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, head_dim=32),
 }  # fmt: skip
 
 
