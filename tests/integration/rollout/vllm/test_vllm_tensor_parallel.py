@@ -154,8 +154,9 @@ def test_d11_two_workers_are_not_told_of_weights_that_are_refused(two: VllmEngin
     assert np.abs(_trainer(policy.model(0), PROMPTS[1], drive.tokens("t")) - drive.tokens("t").logprobs_T).max() < 1e-4
 
 
-def test_a_signal_to_the_whole_group_does_not_end_the_workers(two: VllmEngine) -> None:
+def test_a_signal_to_the_whole_group_does_not_end_the_workers(two: VllmEngine, policy: Policy) -> None:
     """As Ctrl-C and a service manager send it, while the operator still drains."""
+    two.load(policy.weights(0), 0)
     pids = _workers(two)
     two.submit(_request("t", PROMPTS[0], n=100))
     two.poll(0.0)
@@ -168,7 +169,10 @@ def test_a_signal_to_the_whole_group_does_not_end_the_workers(two: VllmEngine) -
     assert all(_alive(pid) for pid in pids)
 
 
-def test_a_worker_that_is_killed_takes_the_engine_out_of_service_and_close_leaves_none(two: VllmEngine) -> None:
+def test_a_worker_that_is_killed_takes_the_engine_out_of_service_and_close_leaves_none(
+    two: VllmEngine, policy: Policy
+) -> None:
+    two.load(policy.weights(0), 0)
     pids = _workers(two)
     two.submit(_request("t", PROMPTS[0], n=200))
     two.poll(0.0)
