@@ -69,7 +69,7 @@ def reason(error: BaseException) -> str:
         found = [f"{'.'.join(str(part) for part in one['loc']) or 'value'}: {one['msg']}" for one in details()]
         return "; ".join(_told(one) for one in found)
     text = _told(str(error))
-    if isinstance(error, LookupError | AttributeError | AssertionError | TypeError):  # no words for a reader
+    if text and isinstance(error, LookupError | AttributeError | AssertionError | TypeError):  # no words for a reader
         return f"{type(error).__name__}: {text}"
     return text or type(error).__name__
 
