@@ -89,7 +89,7 @@ class VllmEngineConfig(_ProcessSettings):
     after a single step that takes longer."""
     args: Mapping[str, Any] = Field(default_factory=dict)
     """Anything else that vLLM's engine takes, under its own names (fields of ``EngineArgs``). On a CPU
-    ``enforce_eager`` is true and ``block_size`` 32 unless given."""
+    ``enforce_eager`` is true, ``block_size`` 32 and ``enable_chunked_prefill`` false unless given."""
     env: Mapping[str, str] = Field(default_factory=dict, validate_default=True)
     """Environment variables of the process that runs vLLM. Those given are added to the ones that it needs."""
 

@@ -97,8 +97,10 @@ def _is_cpu() -> bool:
 
 
 def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """On a CPU: nothing is compiled unless asked for, and blocks are as small as its attention takes them."""
-    settings = {"enforce_eager": True, "block_size": 32, **given} if _is_cpu() else dict(given)
+    """On a CPU: nothing is compiled unless asked for, blocks are as small as its attention takes them, and a sequence
+    is read in one piece: after a piece of one vLLM takes a draw back, which a CPU's generators cannot."""
+    on_cpu = {"enforce_eager": True, "block_size": 32, "enable_chunked_prefill": False}
+    settings = {**on_cpu, **given} if _is_cpu() else dict(given)
     if settings.get("enforce_eager"):
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # its compiler would take 6 to 24 s of the first request
     return settings

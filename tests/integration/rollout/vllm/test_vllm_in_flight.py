@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from laminar.schemas.records import UpdateMode
 from laminar.streams.audit import audit
 from tests.integration.rollout.flying import complete, prompts, stage_with, worst
-from tests.integration.rollout.vllm.conftest import VOCAB, Policy, changed
+from tests.integration.rollout.vllm.conftest import ARGS, VOCAB, Policy, changed
 
 if TYPE_CHECKING:
     from laminar.operators.rollout.engines.vllm import VllmEngine
@@ -76,3 +77,14 @@ def test_c4_weights_that_say_their_version_agree_with_the_log_for_1000_trajector
     ledger = audit(stage.world.log, stage.world.codec, "run")
     assert ledger.balanced, ledger.violations
     assert (ledger.max_versions_per_trajectory == 1) == (updates == "pinned")
+
+
+def test_more_tokens_than_one_step_reads_are_read_again_after_a_load(
+    start: Callable[..., VllmEngine], policy: Policy
+) -> None:
+    """On a CPU a sequence that was read in two pieces ended vLLM."""
+    engine = start(args={**ARGS, "max_num_batched_tokens": 256})
+    stage = stage_with(policy.weights)
+    prompts(stage, _ids(8), max_tokens=40)
+    done = complete(stage, 16, rollouts=[stage.rollout(engine=engine, updates="in_flight")], every=6)  # type: ignore[arg-type]
+    assert worst(done.values(), policy.model) < 1e-4
