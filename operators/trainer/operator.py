@@ -333,9 +333,12 @@ class Trainer:
 
     def _awaited_rounds(self) -> list[int]:
         """Evaluation rounds that have begun, or must come, and lack answers."""
-        rounds, final = self._progress.assembly.rounds, self._context.run.final_round
+        rounds = self._progress.assembly.rounds
         found = [number for number, known in rounds.items() if not known.complete]
-        return [*found, final] if self._waits_for_final_round() and final not in rounds else found
+        if self._evaluates():
+            must = {0, self._context.run.final_round} - self._history.evaluated - rounds.keys()
+            found += sorted(must)  # the first may have begun without an answer so far
+        return found
 
     def _overdue(self, awaited: list[int]) -> bool:
         """Whether the next answer of these rounds has been waited for long enough."""
@@ -350,12 +353,12 @@ class Trainer:
 
     def _answers_of(self, number: int) -> str:
         known = self._progress.assembly.rounds.get(number)
-        return f"{len(known.answers)} of {known.size} answers" if known else "no answer"
+        return f"round {number}: " + (f"{len(known.answers)} of {known.size} answers" if known else "no answer")
 
     def _waits_for_final_round(self) -> bool:
-        final = self._context.run.final_round
-        if final in self._history.evaluated:
-            return False
+        return self._context.run.final_round not in self._history.evaluated and self._evaluates()
+
+    def _evaluates(self) -> bool:
         if self._config.final_evaluation is not None:
             return self._config.final_evaluation
         return bool(self._history.evaluated or self._progress.assembly.rounds)

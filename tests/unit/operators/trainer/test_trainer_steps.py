@@ -296,6 +296,7 @@ def test_the_run_ends_with_the_last_evaluation(tmp_path: Path) -> None:
 def test_a_last_evaluation_that_does_not_come_ends_the_run_after_its_deadline(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path, steps=1, final_evaluation=True, final_evaluation_timeout_s=30)
     run.start()
+    run.world.write(scored(eval_prompt(0, 0, 1), 0, 0.0))
     run.feed([0, 1])
     run.world.write(scored(eval_prompt(1, 0, 3), 0, 1.0, version=1))
     run.settle()
@@ -309,9 +310,22 @@ def test_a_last_evaluation_that_does_not_come_ends_the_run_after_its_deadline(tm
     assert run.ended == []  # counted from the last answer
     run.world.advance(2)
     run.settle()
-    assert run.ended == ["all 1 steps are done; last evaluation round: not within 30 s (2 of 3 answers)"]
-    (result,) = run.world.read("training.steps", r.Evaluation)
-    assert result.n == 2
+    assert run.ended == ["all 1 steps are done; last evaluation round: not within 30 s (round 1: 2 of 3 answers)"]
+    result = run.world.read("training.steps", r.Evaluation)[-1]
+    assert (result.round, result.n) == (1, 2)
+
+
+def test_the_run_waits_for_a_first_evaluation_of_which_no_answer_has_come(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path, steps=1, final_evaluation=True)
+    run.start()
+    run.feed([0, 1])
+    run.world.write(scored(eval_prompt(1, 0, 1), 0, 1.0, version=1))
+    run.settle()
+    assert run.ended == []  # its members are on their way from one owner to the next
+    run.world.write(scored(eval_prompt(0, 0, 1), 0, 0.0))
+    run.settle()
+    assert run.ended == ["all 1 steps are done"]
+    assert {e.round for e in run.world.read("training.steps", r.Evaluation)} == {0, 1}
 
 
 def test_the_run_does_not_end_before_an_evaluation_that_has_begun(tmp_path: Path) -> None:
