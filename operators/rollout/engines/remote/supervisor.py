@@ -44,7 +44,7 @@ class RemoteSettings:
     """One that lived for so long begins again with the shortest back-off."""
     ahead: int = 64
     """Reports that may be unread before the process stops decoding."""
-    gather_s: float = 0.05
+    gather_s: float = 0.2
     """Tokens wait so long for more of them, unless one is the last of its request: each report costs the operator."""
 
 
