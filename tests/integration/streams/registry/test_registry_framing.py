@@ -130,7 +130,7 @@ def test_s19_what_a_newer_release_or_somebody_else_registered_is_resolved_and_th
     assert {offset: letter.kind for offset, letter in letters.items()} == dict.fromkeys((2, 3, 4), "DecodeError")
     assert "schema id 424242: unknown to the schema registry" in letters[2].error
     assert "is com.acme.Prompt: not a record of this release" in letters[3].error
-    assert "CompletedTrajectory v1: EOFError" in letters[4].error
+    assert "CompletedTrajectory v2: EOFError" in letters[4].error
     assert letters[2].value == unknown
 
 
