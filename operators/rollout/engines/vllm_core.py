@@ -29,12 +29,16 @@ logger = logging.getLogger(__name__)
 class Core:
     """See the module's docstring. ``llm``: vLLM's ``LLMEngine``, in process. Its errors are vLLM's own."""
 
+    _living = 0
+    """Of those whose model is in this process. vLLM's shutdown ends what they share of torch.distributed."""
+
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._client = llm.engine_core
         self._engine = self._client.engine_core
         self._tasks = llm.get_supported_tasks()
         self.n_workers = int(llm.vllm_config.parallel_config.world_size)
+        Core._living += self.n_workers == 1
         here = threading.current_thread() is threading.main_thread()
         self._client.collective_rpc(settle, _SETTLE_S, (os.getpid(), here))
 
@@ -101,8 +105,9 @@ class Core:
         elif workers and not self.lost:
             with suppress(*faults()):
                 executor.collective_rpc(leave, non_block=True)
+        Core._living -= self.n_workers == 1
         try:
-            if workers:  # more than that would end what another engine in this process needs of torch.distributed
+            if workers or Core._living:  # more than that would take away what another engine in this process needs
                 self._client._finalizer.detach()
                 executor.shutdown()
             else:
