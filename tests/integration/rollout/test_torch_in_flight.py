@@ -77,7 +77,9 @@ def test_c4_an_engine_in_a_process_of_its_own_says_the_version_of_each_token_too
         },
     )  # fmt: skip
     engine = RemoteEngine(
-        recipe, decoder=lambda: load_decoder(ModelConfig(path=policy.path)), settings=RemoteSettings(ahead=4, gather_s=0.0)
+        recipe,
+        decoder=lambda: load_decoder(ModelConfig(path=policy.path)),
+        settings=RemoteSettings(ahead=4, gather_s=0.0),
     )
     rollout = stage.rollout(engine=engine, updates="in_flight", lease_s=1000.0)  # type: ignore[arg-type]
     try:
