@@ -77,11 +77,9 @@ test: lint ## Lint, type-check and run every test, on a real Kafka broker too
 
 .PHONY: test-vllm
 test-vllm: vllm ## The tests of the vLLM engine, on the real vLLM
-	@echo "==> running the tests of the vLLM engine"
-	$(VLLM)/bin/python -m pytest -q tests/integration/rollout/vllm tests/integration/rollout/engine_contract \
-	  -k "vllm and not families"
-	@echo "==> and of other model families, which a process that has served one of them cannot mix with it"
-	$(VLLM)/bin/python -m pytest -q tests/integration/rollout/vllm/test_vllm_families.py
+	@echo "==> running the tests of the vLLM engine, each file in a process of its own: vLLM keeps much in a process"
+	@failed=0; for file in tests/integration/rollout/vllm/test_*.py tests/integration/rollout/engine_contract; do \
+	  echo "$$file"; $(VLLM)/bin/python -m pytest -q -k vllm $$file || failed=1; done; exit $$failed
 
 .PHONY: lint
 lint: dev ## Check format, lint and types
