@@ -17,7 +17,7 @@ from laminar.streams.background import Background
 from laminar.streams.deadline import Deadline
 from laminar.streams.memory import Faults, MemoryLog, NoFaults, Point
 from laminar.streams.reading import Tail
-from tests.support.dataflow import World, make_prompt
+from tests.support.dataflow import World, make_prompt, make_tokens
 
 __all__ = ["FailingCommits", "RelayStandIn", "Stage", "ten"]
 
@@ -127,6 +127,41 @@ class Stage:
         made = [make_prompt(index, **changes) for index in range(first, first + n)]
         self.world.write(*made)
         return made
+
+    def adopt(
+        self,
+        rollout: Rollout,
+        *,
+        version: int,
+        index: int = 50,
+        attempt: int = 1,
+        n: int = 5,
+        first: int = 5,
+        **prompt: Any,
+    ) -> str:
+        """Tell it to go on with member 0 of a group from a dead rollout: so many tokens of the version, ``first``..."""
+        group = make_prompt(index, group_size=1, **prompt)
+        snapshot = r.Snapshot(
+            trajectory_id=r.trajectory_id(group.prompt_id, 0),
+            attempt=attempt,
+            member=0,
+            prompt=group,
+            response=make_tokens(n, version, first=first),
+            version=version,
+            seed=1,
+            timings=r.Timings(),
+        )
+        self.world.write(
+            r.AdoptCommand(
+                rollout_id="rollout-0",
+                incarnation=rollout.incarnation,
+                reason="dead",
+                from_rollout="rollout-9",
+                snapshot=snapshot,
+                at_ms=self.world.now_ms,
+            )
+        )
+        return snapshot.trajectory_id
 
     def run(self, seconds: float, *operators: Any, tick_s: float = 0.01) -> None:
         """Step all of them, in turn, while time passes."""

@@ -20,7 +20,6 @@ from laminar.operators.rollout.self_check import RESERVED, TEMPERATURE, question
 from laminar.schemas import records as r
 from laminar.schemas.errors import EngineLost, Unavailable
 from laminar.schemas.tokens import ids_buffer
-from tests.support.dataflow import make_prompt, make_tokens
 from tests.unit.operators.rollout.stage import RelayStandIn, Stage, ten
 
 LOGPROBS = np.log(np.asarray([[0.5, 0.25, 0.125, 0.0625], [0.4, 0.3, 0.2, 0.05]]))
@@ -421,17 +420,7 @@ def test_d2_a_rollout_out_of_service_takes_no_groups_and_says_that_it_holds_no_v
     assert stage.read("trajectories.partial", r.TrajectoryStarted) == []
     assert (stage.status().version, stage.status().state) == (-1, "starting")
     assert stage.status().at_ms > stage.world.now_ms - 2000
-    prompt = make_prompt(50, group_size=1)
-    snapshot = r.Snapshot(
-        trajectory_id="d/0/50/0", attempt=1, member=0, prompt=prompt, response=make_tokens(5, 1), version=1, seed=1,
-        timings=r.Timings(),
-    )  # fmt: skip
-    stage.world.write(
-        r.AdoptCommand(
-            rollout_id="rollout-0", incarnation=rollout.incarnation, reason="dead", from_rollout="rollout-9",
-            snapshot=snapshot, at_ms=stage.world.now_ms,
-        )
-    )  # fmt: skip
+    stage.adopt(rollout, version=1)
     stage.run(1.0, rollout)
     (moved,) = stage.read("trajectories.partial", r.TrajectoryMoved)
     assert (moved.trajectory_id, moved.reason, moved.to_incarnation) == ("d/0/50/0", "handback", POOL)

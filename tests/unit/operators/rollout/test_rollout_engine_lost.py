@@ -17,7 +17,6 @@ from laminar.operators.rollout.operator import Rollout
 from laminar.operators.rollout.self_check import RESERVED
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
-from tests.support.dataflow import make_prompt, make_tokens
 from tests.support.lives import read_lives
 from tests.unit.operators.rollout.stage import Stage, ten
 from tests.unit.operators.rollout.test_checked_engine import manifest, right
@@ -191,17 +190,7 @@ def test_a_trajectory_that_arrives_while_the_engine_is_away_goes_back_at_once(st
     stage.until(lambda: says(stage, "idle"), rollout)
     engine.lose()
     stage.run(0.1, rollout)
-    prompt = make_prompt(50, group_size=1)
-    snapshot = r.Snapshot(
-        trajectory_id="d/0/50/0", attempt=1, member=0, prompt=prompt, response=make_tokens(5, 0), version=0, seed=1,
-        timings=r.Timings(),
-    )  # fmt: skip
-    stage.world.write(
-        r.AdoptCommand(
-            rollout_id="rollout-0", incarnation=rollout.incarnation, reason="dead", from_rollout="rollout-9",
-            snapshot=snapshot, at_ms=stage.world.now_ms,
-        )
-    )  # fmt: skip
+    stage.adopt(rollout, version=0)
     stage.run(0.1, rollout)
     (moved,) = moves(stage)
     assert (moved.reason, moved.attempt, moved.n_tokens, moved.to_incarnation) == ("drain", 2, 5, 0)
@@ -282,17 +271,7 @@ def test_an_engine_lost_with_what_waits_for_a_version_keeps_its_tokens(stage: St
     rollout = stage.rollout(engine=engine)
     stage.prompts(1)
     stage.until(lambda: holds(stage, 4), rollout)
-    prompt = make_prompt(50, group_size=1)
-    snapshot = r.Snapshot(
-        trajectory_id="d/0/50/0", attempt=2, member=0, prompt=prompt, response=make_tokens(5, 0), version=0, seed=1,
-        timings=r.Timings(),
-    )  # fmt: skip
-    stage.world.write(
-        r.AdoptCommand(
-            rollout_id="rollout-0", incarnation=rollout.incarnation, reason="dead", from_rollout="rollout-9",
-            snapshot=snapshot, at_ms=stage.world.now_ms,
-        )
-    )  # fmt: skip
+    stage.adopt(rollout, version=0, attempt=2)
     stage.until(lambda: holds(stage, 5), rollout)
     engine.lose(at="poll")
     stage.run(0.1, rollout)

@@ -12,7 +12,7 @@ from laminar.operators.rollout.engines.scripted import Answer, ScriptedEngine, a
 from laminar.operators.rollout.operator import Rollout
 from laminar.operators.rollout.round import Holding, may_sample, takes_groups, version_to_load
 from laminar.schemas import records as r
-from tests.support.dataflow import make_prompt, make_tokens
+from tests.support.dataflow import make_prompt
 from tests.unit.operators.rollout.stage import Stage, ten
 
 LONG = r.Sampling(max_tokens=1000)
@@ -20,28 +20,7 @@ LONG = r.Sampling(max_tokens=1000)
 
 def adopt(stage: Stage, rollout: Rollout, *, version: int, n: int = 5, index: int = 50, min_version: int = 0) -> str:
     """An Adopt for member 0 of a group, whose last token is of ``version``."""
-    prompt = make_prompt(index, group_size=1, sampling=LONG, min_version=min_version)
-    snapshot = r.Snapshot(
-        trajectory_id=r.trajectory_id(prompt.prompt_id, 0),
-        attempt=1,
-        member=0,
-        prompt=prompt,
-        response=make_tokens(n, version, first=100),
-        version=version,
-        seed=1,
-        timings=r.Timings(),
-    )
-    stage.world.write(
-        r.AdoptCommand(
-            rollout_id="rollout-0",
-            incarnation=rollout.incarnation,
-            reason="dead",
-            from_rollout="rollout-9",
-            snapshot=snapshot,
-            at_ms=stage.world.now_ms,
-        )
-    )
-    return snapshot.trajectory_id
+    return stage.adopt(rollout, version=version, index=index, n=n, first=100, sampling=LONG, min_version=min_version)
 
 
 def versions(one: r.CompletedTrajectory) -> list[int]:

@@ -5,42 +5,19 @@ from __future__ import annotations
 import pytest
 
 from laminar.operators.rollout.engines.scripted import ScriptedEngine, always, by_trajectory
+from laminar.operators.rollout.operator import Rollout
 from laminar.operators.rollout.round import Holding, takes_groups, version_to_load
 from laminar.schemas import records as r
 from laminar.schemas.errors import WeightsMismatch
 from laminar.schemas.tokens import Tokens
-from tests.support.dataflow import make_prompt, make_tokens
 from tests.unit.operators.rollout.stage import RelayStandIn, Stage, ten
 
 LONG = r.Sampling(max_tokens=1000)
 
 
-def adopt(stage: Stage, rollout: object, *, version: int, n: int = 5, attempt: int = 1, index: int = 50) -> str:
+def adopt(stage: Stage, rollout: Rollout, *, version: int, n: int = 5, attempt: int = 1, index: int = 50) -> str:
     """An Adopt for member 0 of a group, sampled by ``version`` so far."""
-    prompt = make_prompt(index, group_size=1, sampling=LONG)
-    name = r.trajectory_id(prompt.prompt_id, 0)
-    response = make_tokens(n, version, first=100)
-    snapshot = r.Snapshot(
-        trajectory_id=name,
-        attempt=attempt,
-        member=0,
-        prompt=prompt,
-        response=response,
-        version=version,
-        seed=1,
-        timings=r.Timings(),
-    )
-    stage.world.write(
-        r.AdoptCommand(
-            rollout_id="rollout-0",
-            incarnation=rollout.incarnation,  # type: ignore[attr-defined]
-            reason="dead",
-            from_rollout="rollout-9",
-            snapshot=snapshot,
-            at_ms=stage.world.now_ms,
-        )
-    )
-    return name
+    return stage.adopt(rollout, version=version, index=index, attempt=attempt, n=n, first=100, sampling=LONG)
 
 
 def test_c8_pinned_each_trajectory_has_one_version_while_versions_come_and_go(stage: Stage) -> None:
