@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from laminar.schemas.errors import ConfigError, Unavailable
-from laminar.streams.broker.artifact import ensure_jars
+from laminar.streams.broker.artifact import KAFKA_VERSION, ensure_jars
 from laminar.streams.broker.java import find_java
 from laminar.streams.broker.permission import Operation, Resource, allow, set_passwords
 from laminar.streams.broker.properties import escaped, one_node
@@ -254,7 +254,7 @@ class Broker:
 
         while True:
             if not self.running:
-                raise Unavailable(f"broker: Kafka exited: {self._last_words()} (log: {self.log_file})")
+                raise Unavailable(f"broker: Kafka {KAFKA_VERSION} exited: {self._last_words()} (log: {self.log_file})")
             with socket.socket() as probe:
                 probe.settimeout(1.0)
                 if probe.connect_ex((self.host, self.port)) == 0:
@@ -269,7 +269,7 @@ class Broker:
             except KafkaException:
                 pass
             if not self.running:
-                raise Unavailable(f"broker: Kafka exited: {self._last_words()} (log: {self.log_file})")
+                raise Unavailable(f"broker: Kafka {KAFKA_VERSION} exited: {self._last_words()} (log: {self.log_file})")
             deadline.check(f"log: {self.log_file}")
 
     def _last_words(self) -> str:

@@ -250,7 +250,8 @@ class KafkaConsumer:
             self._intake.fail(
                 Unavailable(
                     f"group {self._group}: no committed offset of {named} for {waited_s:.0f} s,"
-                    f" though a transaction that held them open would have timed out"
+                    f" though a transaction that held them open would have timed out (if that goes on: docs/operations.md,"
+                    f" transactions that never end)"
                 )
             )
 
