@@ -180,7 +180,8 @@ class RolloutConfig(OperatorConfig):
     others by then; at most repack's ``dead_after_s``. Polls of the engine that take more than a third of it lengthen
     it, for repack too. One that gets no weights for so long leaves its prompts to others."""
     poll_s: float = Field(default=0.05, ge=0)
-    """Seconds between looks at commands, versions and prompts; after a response has ended at most 15 ms."""
+    """Seconds between looks at commands, versions and prompts; at most 15 ms after a response has ended, if the engine
+    has room for more then."""
     load_timeout_s: float = Field(default=8.0, gt=0)
     """Deadline of one attempt to get new weights. The rollout does nothing else meanwhile, unless ``updates`` is
     ``in_flight``: below ``lease_s``."""

@@ -56,7 +56,8 @@ __all__ = ["Rollout", "build"]
 
 _MAX_OUTBOX_BYTES = 256 * 1024 * 1024
 _SOON_S = 0.015
-"""Between two looks at the prompts while responses end; also how long the engine may decode between two steps."""
+"""Between two looks at the prompts while responses end and leave the engine room; also how long the engine may decode
+between two steps."""
 _REST = 4.0
 """Sampling goes on for at least so many times as long as the last transaction took, however slow the log is."""
 
@@ -254,7 +255,7 @@ class Rollout:
         began = self._context.clock()
         in_hand = len(self._work.ledger)
         n = self._work.sample(now, max(0.0, min(_SOON_S, self._next_poll - now)))
-        if len(self._work.ledger) < in_hand:
+        if len(self._work.ledger) < min(in_hand, self._engine.limits.max_running):
             self._next_poll = min(self._next_poll, self._polled + _SOON_S)
         ended = self._context.clock()
         took = ended - began

@@ -242,19 +242,20 @@ class Work:
     def _finish(self, owned: Owned, finish: r.FinishReason, now: float) -> None:
         at_ms = int(now * 1000)
         version = self._engine.version
-        record = event.completed(
-            owned,
-            finish,
-            text=self._text(owned),
-            rollout_id=self._rollout_id,
-            engine=self._engine.name,
-            updates=self._updates,
-            version=version,
-            at_ms=at_ms,
-        )
         try:
+            owned.fresh().check(f"{owned.trajectory_id}: response")  # before anything is computed from it
+            record = event.completed(
+                owned,
+                finish,
+                text=self._text(owned),
+                rollout_id=self._rollout_id,
+                engine=self._engine.name,
+                updates=self._updates,
+                version=version,
+                at_ms=at_ms,
+            )
             records = [outgoing(self._codec, record), outgoing(self._codec, event.ended(owned, finish, at_ms))]
-        except EncodeError as error:
+        except InvalidRecord as error:
             self._unsound(owned, error, now)
             return
         self.outbox.put(owned, records, now)
@@ -318,7 +319,7 @@ class Work:
         self.outbox.put(owned, records, now)
         self.ledger.remove(owned, owned.attempt + 1)
 
-    def _unsound(self, owned: Owned, error: EncodeError, now: float) -> None:
+    def _unsound(self, owned: Owned, error: InvalidRecord, now: float) -> None:
         """The engine gave tokens that the log must not see (case D1)."""
         if owned.in_engine:
             self._abort(owned)

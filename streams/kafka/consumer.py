@@ -250,8 +250,8 @@ class KafkaConsumer:
             self._intake.fail(
                 Unavailable(
                     f"group {self._group}: no committed offset of {named} for {waited_s:.0f} s,"
-                    f" though a transaction that held them open would have timed out (if that goes on: docs/operations.md,"
-                    f" transactions that never end)"
+                    f" though a transaction that held them open would have timed out (if that goes on:"
+                    f" docs/operations.md, transactions that never end)"
                 )
             )
 

@@ -56,7 +56,8 @@ class VllmEngine(InProcess):
 
     ``args``: vLLM's engine arguments under its own names. ``env``: environment variables beside those that it needs.
     ``kv_total``: tokens of KV cache, by default what vLLM finds room for. ``eos_token_ids``: what ends a response
-    besides the request's own stop tokens, by default what the folder says. Raises ConfigError.
+    besides the request's own stop tokens, by default what the folder says. ``gather_s``: how long tokens may wait for
+    more of the same request, unless it has ended. Raises ConfigError.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class VllmEngine(InProcess):
         threads: int = 1,
         trust_remote_code: bool = False,
         steps_per_poll: int = 8,
+        gather_s: float = 0.1,
         eos_token_ids: Sequence[int] | None = None,
         args: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
@@ -107,6 +109,7 @@ class VllmEngine(InProcess):
         found = end_tokens(folder, config.model_config.hf_config, text, self._tokenizer)
         self._eos = frozenset(found if eos_token_ids is None else eos_token_ids)
         self._steps_per_poll = steps_per_poll
+        self._gather_s = gather_s
         self._version = -1
         self._rows: dict[str, Row] = {}
         """By trajectory, in the order of submission."""
@@ -165,7 +168,10 @@ class VllmEngine(InProcess):
         return row.take() or Delta(trajectory_id=trajectory_id, tokens=EMPTY)
 
     def poll(self, timeout_s: float) -> list[Delta]:
-        """Decode up to ``steps_per_poll`` steps, fewer once ``timeout_s`` (or 15 ms) is over; return the new tokens."""
+        """Decode up to ``steps_per_poll`` steps, fewer once ``timeout_s`` (or 15 ms) is over; return new tokens.
+
+        All of the requests that have ended or whose tokens have waited for ``gather_s``; of one at least.
+        """
         self._must_live()
         if self._version < 0:
             return []
@@ -176,14 +182,7 @@ class VllmEngine(InProcess):
             self._step()
             if time.monotonic() >= until:
                 break
-        deltas = []
-        for row in list(self._rows.values()):
-            delta = row.take()
-            if delta is not None:
-                deltas.append(delta)
-            if row.ended:
-                self._forget(row)
-        return deltas
+        return self._tell(time.monotonic())
 
     def load(self, weights: Mapping[str, TensorView], version: int) -> None:
         """Take new weights (copied before return). Raises WeightsMismatch before anything was changed.
@@ -276,6 +275,22 @@ class VllmEngine(InProcess):
                 done.append(row.name)
         if done:
             self._core.abort(done)
+
+    def _tell(self, now: float) -> list[Delta]:
+        due = now - self._gather_s
+        telling = [row for row in self._rows.values() if row.ended or row.told_at <= due]
+        if not any(row.untold for row in telling):
+            telling = [row for row in self._rows.values() if row.untold]
+            telling = [min(telling, key=lambda row: row.told_at)] if telling else []
+        deltas = []
+        for row in telling:
+            delta = row.take()
+            if delta is not None:
+                row.told_at = now
+                deltas.append(delta)
+            if row.ended:
+                self._forget(row)
+        return deltas
 
     def _drop_caches(self) -> None:
         """Nothing that the old weights computed is used again; requests wait with what they sampled."""

@@ -25,12 +25,12 @@ def seed_of(seed: int, n_sampled: int) -> int:
 class Row:
     """See the module's docstring. ``decode`` turns ids into text, for stop strings.
 
-    ``add`` runs once for each row and step, ``take`` once for each row and poll: they are written for that.
+    ``add`` runs once for each row and step: it is written for that.
     """
 
     __slots__ = (
         "_before", "_decode", "_ids", "_logprobs", "_tail", "_version", "_window", "ended", "error", "finish", "limit",
-        "n_response", "name", "preemptions", "request", "stops",
+        "n_response", "name", "preemptions", "request", "stops", "told_at",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class Row:
         """Nothing more is sampled."""
         self.preemptions = 0
         """Seen so far."""
+        self.told_at = 0.0
+        """When something was taken, by the clock of whoever takes."""
         self._decode = decode
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -96,9 +98,14 @@ class Row:
         self.error = why
         self.ended = True
 
+    @property
+    def untold(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._ids or self._before or self.ended)
+
     def take(self) -> Delta | None:
         """What was not said yet; None when there is nothing to say."""
-        if not self._ids and not self._before and not self.ended:
+        if not self.untold:
             return None
         tokens = self._flush()
         if self._before:

@@ -170,3 +170,29 @@ def test_resuming_a_sampled_response_draws_on_instead_of_repeating(engine: VllmE
     assert (tail.ids_T == whole[:40].ids_T).mean() < 0.5
     again, _ = _alone(engine, _request("t", [4, 5, 6], temperature=1.0, sampled=whole[:40]))
     assert again.ids == tail.ids
+
+
+def test_tokens_of_a_request_wait_for_each_other_but_its_first_and_last_do_not(
+    start: Callable[..., VllmEngine], policy: Policy
+) -> None:
+    patient = start(gather_s=3600.0)
+    patient.load(policy.weights(0), 0)
+    names = [f"t/{i}" for i in range(4)]
+    for name in names[:3]:
+        patient.submit(_request(name, [5, 6, 7], max_tokens=200))
+    patient.submit(_request(names[3], [5, 6, 7], max_tokens=60))
+    drive = Drive(patient)
+    n_deltas = dict.fromkeys(names, 0)
+    while names[3] not in drive.finish:
+        deltas = patient.poll(0.0)
+        assert len(deltas) in (1, 3, 4), "all of the first tokens, then of one request at a time, and what ends"
+        for delta in deltas:
+            drive.take(delta)
+            n_deltas[delta.trajectory_id] += 1
+    assert drive.tokens(names[3]).n_tokens == 60, "everything that was kept comes with the last token"
+    assert min(n_deltas.values()) >= 2, "nobody is passed over"
+    for name in names[:3]:
+        rest = patient.abort(name)
+        assert rest is not None
+        drive.take(rest)
+        assert drive.tokens(name).n_tokens >= 59, "and with an abort"

@@ -180,15 +180,19 @@ def test_d1_an_unsound_value_that_does_not_come_again_costs_one_attempt(stage: S
     assert stage.completed()[FIRST].response.n_tokens == 20
 
 
-def test_c6_a_token_without_a_version_is_refused_at_the_rollout(stage: Stage) -> None:
+@pytest.mark.parametrize("n_missing", [0, 1])
+@pytest.mark.parametrize("tokens_per_poll", [1, 100])
+def test_c6_a_token_without_a_version_is_refused_at_the_rollout(
+    stage: Stage, n_missing: int, tokens_per_poll: int
+) -> None:
     class Unversioned(ScriptedEngine):
         def poll(self, timeout_s: float) -> list[Delta]:
             return [
-                replace(d, tokens=replace(d.tokens, versions=b"\xff\xff\xff\xff" * d.tokens.n_tokens))
+                replace(d, tokens=replace(d.tokens, versions=b"\xff\xff\xff\xff" * (d.tokens.n_tokens - n_missing)))
                 for d in super().poll(timeout_s)
             ]
 
-    rollout = stage.rollout(engine=Unversioned(always(ten())))
+    rollout = stage.rollout(engine=Unversioned(always(ten()), tokens_per_poll=tokens_per_poll))
     one_group(stage)
     stage.until(lambda: bool(stage.letters()), rollout)
     assert "version" in stage.letters()[0].error
