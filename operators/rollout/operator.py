@@ -43,14 +43,13 @@ from laminar.operators.rollout.config import RolloutConfig
 from laminar.operators.rollout.engine import Engine
 from laminar.operators.rollout.heartbeat import Heartbeat
 from laminar.operators.rollout.ledger import Owned
+from laminar.operators.rollout.outlet import Outlet
 from laminar.operators.rollout.updates import Updates
 from laminar.operators.rollout.work import Work
-from laminar.operators.rollout.writer import Outcome, Writer
+from laminar.operators.rollout.writer import Writer
 from laminar.operators.weights import WeightSource
 from laminar.schemas import records as r
-from laminar.schemas.errors import Aborted, EngineLost, Evicted, Unavailable
-from laminar.streams.log import OutRecord
-from laminar.streams.topics import outgoing
+from laminar.schemas.errors import EngineLost, Unavailable
 
 __all__ = ["Rollout", "build"]
 
@@ -58,8 +57,6 @@ _MAX_OUTBOX_BYTES = 256 * 1024 * 1024
 _SOON_S = 0.015
 """Between two looks at the prompts while responses end and leave the engine room; also how long the engine may decode
 between two steps."""
-_REST = 4.0
-"""Sampling goes on for at least so many times as long as the last transaction took, however slow the log is."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +109,21 @@ class Rollout:
             lease_s=config.lease_s,
             updates=config.updates,
         )
+        self._outlet = Outlet(
+            config,
+            context,
+            work=self._work,
+            writer=self._writer,
+            heartbeat=self._heartbeat,
+            status=self._status,
+            renewed=self._lost_lease,
+            incarnation=lambda: self.incarnation,
+        )
         self._loading = False
         self._draining = False
         self._stopping = False
-        self._hurry = False
         self._engine_losses = self._losses_in_a_row = 0
-        self._polled = self._next_poll = self._next_flush = 0.0
+        self._polled = self._next_poll = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
             context.instance,
@@ -145,7 +151,7 @@ class Rollout:
             self._heartbeat.observe(self._state(), self._engine.version, waiting=waiting, in_hand=len(ledger))
         worked = self._sample(now) or worked
         worked = self._give_up(now) or worked
-        return self._flush(now) or worked
+        return self._outlet.flush(now) or worked
 
     def drain(self, now: float) -> bool:
         """Take nothing new, give everything unfinished to the pool, and write all of it. See Operator.drain."""
@@ -156,7 +162,7 @@ class Rollout:
             self._work.hand_over_all(now)
             self._give_up(now)
             self._heartbeat.hurry()
-        self._flush(now, force=True)
+        self._outlet.flush(now, force=True)
         return len(self._work.outbox) == 0
 
     def close(self) -> None:
@@ -187,7 +193,7 @@ class Rollout:
                 case r.DrainCommand():
                     logger.info("asked to drain: finishing %d trajectories", len(self._work.ledger))
                     self._draining = True
-            self._hurry = True
+            self._outlet.hurry()
             self._heartbeat.hurry()
         return bool(commands)
 
@@ -200,7 +206,7 @@ class Rollout:
             return False
         self._loading = True
         self._heartbeat.hurry()
-        self._flush(now, force=True)
+        self._outlet.flush(now, force=True)
         self._loading = False
         if not self._has_engine:
             return True
@@ -271,7 +277,7 @@ class Rollout:
         if n > 0:
             self._losses_in_a_row = 0
         if n >= 0 and not len(self._work.ledger):
-            self._hurry = True
+            self._outlet.hurry()
             self._next_poll = now
         return n >= 0
 
@@ -289,7 +295,7 @@ class Rollout:
         n, n_tokens = self._work.give_up(now)
         self._engine_losses += 1
         self._losses_in_a_row += 1
-        self._hurry = True
+        self._outlet.hurry()
         self._heartbeat.hurry()
         logger.error(
             "lost its engine, for the %d. time since its start: %d trajectories with %d tokens go back to the pool: %s",
@@ -302,69 +308,7 @@ class Rollout:
             raise Unavailable(f"lost its engine {self._losses_in_a_row} times without a token in between: {error}")
         return True
 
-    # -- 3. the log
-
-    def _flush(self, now: float, *, force: bool = False) -> bool:
-        work, config = self._work, self._config
-        if work.n_fresh >= config.delta_tokens or (work.n_fresh and now - work.fresh_since >= config.delta_s):
-            work.stage_deltas(now)
-        if force:
-            self._writer.land(wait=True)
-        elif self._writer.busy:
-            return False
-        speak = self._heartbeat.is_due(self._context.clock())
-        waited = len(work.outbox) > 0 and now - work.outbox.since >= config.finish_s
-        urgent = force or (self._hurry and len(work.outbox) > 0)
-        if not urgent and (now < self._next_flush or not (speak or waited)):
-            return False
-        began = self._context.clock()
-        speak = self._lost_lease(began) or speak
-        also = [outgoing(self._context.codec, self._status(now))] if speak or force else []
-        self._hurry = False
-        return self._write(also, now, here=force)
-
-    def _write(self, also: list[OutRecord], now: float, *, here: bool) -> bool:
-        """Everything in the outbox, and ``also`` with the last of it; False: nothing was written, and is tried again.
-
-        Beside the step, where the log bears it and unless ``here``: then one transaction, and more with the next step.
-        """
-        writing = self._work.outbox.begin(also)
-        if writing is None:
-            return True
-        producer, incarnation, wrote, took = self._writer.producer, self.incarnation, True, 0.0
-
-        def make() -> None:
-            nonlocal took
-            began = self._context.clock()
-            writing.make(producer)
-            took = self._context.clock() - began
-
-        def landed(outcome: Outcome) -> None:
-            nonlocal wrote
-            try:
-                wrote = self._work.outbox.conclude(writing, outcome)
-            except (Aborted, Evicted) as error:
-                logger.warning("nothing was written, trying again: %s", error)
-                self._hurry = True
-                wrote = False
-                if also:
-                    self._heartbeat.hurry()
-                return
-            finally:
-                self._work.bury_refused(now)
-            if wrote and writing.is_last:
-                self._next_flush = self._context.clock() + _REST * took
-                if also and incarnation == self.incarnation:
-                    self._heartbeat.spoken(now)
-            elif here or self._context.background is None:
-                wrote = self._write(also, now, here=here)
-            else:
-                self._hurry = True
-                if also:
-                    self._heartbeat.hurry()
-
-        self._writer.write(make, landed, here=here)
-        return wrote
+    # -- 3. what it says of itself
 
     def _status(self, now: float) -> r.RolloutStatus:
         status = self._heartbeat.status(
