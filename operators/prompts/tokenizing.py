@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from laminar.operators.operator import ModelConfig
 from laminar.operators.prompts.dataset import Row
+from laminar.operators.tokenizer import load_tokenizer
 from laminar.schemas.errors import ConfigError
 
 __all__ = ["EncodedPrompt", "PromptTokenizer"]
@@ -42,19 +43,7 @@ class PromptTokenizer:
         folder = model.path
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model.path: {folder} is not a Hugging Face model folder (no config.json in it)")
-        try:
-            if (folder / "tokenizer.json").is_file() and not model.trust_remote_code:
-                # The same tokenizer, without importing torch (seconds of start-up).
-                from transformers import PreTrainedTokenizerFast
-
-                tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            else:
-                from transformers import AutoTokenizer
-
-                tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
-        except Exception as error:  # noqa: BLE001 - the tokenizers library has nothing narrower
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise ConfigError(f"model.path: {folder} has no usable tokenizer: {reason}") from None
+        tokenizer = load_tokenizer(model)
         described = json.loads((folder / "config.json").read_text())
         limit = described.get("max_position_embeddings")
         return cls(tokenizer, int(limit) if limit else None)
