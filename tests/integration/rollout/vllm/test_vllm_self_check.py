@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from laminar.operators.weights import TensorView
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
 from laminar.streams.deadline import Deadline
-from tests.integration.rollout.self_checking import Checking, manifest_of
+from tests.integration.rollout.self_checking import Checking, manifest_of, manifests, train
 from tests.integration.rollout.vllm.conftest import Policy, changed
+from tests.support.relays import relay_run
 
 if TYPE_CHECKING:
     from laminar.operators.rollout.engines.vllm import VllmEngine
@@ -48,6 +50,19 @@ def test_d2_five_versions_are_confirmed(engine: VllmEngine, policy: Policy) -> N
         assert checking.engine.version == version
         assert checking.most < 1e-4
     assert engine.stats().running == engine.stats().waiting == 0
+
+
+def test_d14_without_learning_the_logprobs_stay_the_trainers(
+    engine: VllmEngine, policy: Policy, tmp_path: Path
+) -> None:
+    with relay_run(tmp_path) as relays:
+        relays.relay(keep_versions=3)
+        found = manifests(train(relays, policy.path, steps=2, lr=0.0))
+        assert len({manifest.root_digest for manifest in found.values()}) == 1
+        checking = Checking(engine, relays.source(), tolerance=1e-4)
+        for _, manifest in sorted(found.items()):
+            assert checking.load(manifest)
+            assert 0 < checking.most < 1e-4
 
 
 def test_d2_the_weights_of_the_version_before_are_found(engine: VllmEngine, policy: Policy) -> None:
