@@ -267,8 +267,10 @@ class VllmEngine(InProcess):
                 continue
             ids = output.new_token_ids
             if ids:
-                # At ``logprobs=0`` the only column is the sampled token's.
-                row.add(ids, output.new_logprobs.logprobs[:, 0].tolist(), version)
+                logprobs = output.new_logprobs.logprobs  # at ``logprobs=0`` the only column is the sampled token's
+                for i, token in enumerate(ids):
+                    if not row.ended:
+                        row.add(token, logprobs.item(i, 0), version)
             if output.finish_reason is not None and not row.ended:
                 row.fail(f"vLLM ended it: {output.finish_reason}")
             elif row.ended and output.finish_reason is None:

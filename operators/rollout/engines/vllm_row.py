@@ -74,24 +74,21 @@ class Row:
         elif self.n_response >= limit:
             self._end("length")
 
-    def add(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Take new tokens, up to the one that ends it."""
+    def add(self, token: int, logprob: float, version: int) -> None:
+        """Take a new token. Not when it has ended."""
         if version != self._version:
             self._set_aside()
             self._version = version
-        for token, logprob in zip(ids, logprobs, strict=True):
-            if self.ended:
-                return
-            if not _LEAST < logprob <= 0.0:  # NaN neither
-                self.fail(f"logprob {logprob} at token {self.n_response}")
-                return
-            self._ids.append(token)
-            self._logprobs.append(logprob)
-            self.n_response += 1
-            if token in self.stops or (self._tail is not None and self._stop_string(token)):
-                self._end("stop")
-            elif self.n_response >= self.limit:
-                self._end("length")
+        if not _LEAST < logprob <= 0.0:  # NaN neither
+            self.fail(f"logprob {logprob} at token {self.n_response}")
+            return
+        self._ids.append(token)
+        self._logprobs.append(logprob)
+        n = self.n_response = self.n_response + 1
+        if token in self.stops or (self._tail is not None and self._stop_string(token)):
+            self._end("stop")
+        elif n >= self.limit:
+            self._end("length")
 
     def fail(self, why: str) -> None:
         """It ends here, with an error."""

@@ -233,7 +233,8 @@ def test_d1_a_nan_logprob_is_an_error_of_its_trajectory(start: Start, policy: Po
     request = EngineRequest(trajectory_id="t", prompt_ids=(4,), sampling=Sampling(max_tokens=9), seed=0)
     for bad in (float("nan"), float("-inf"), 0.5):
         row = Row(request, name="t", limit=9, stops=frozenset(), decode=lambda ids: "")
-        row.add([5, 6, 7], [-0.1, bad, -0.1], 3)
+        row.add(5, -0.1, 3)
+        row.add(6, bad, 3)
         delta = row.take()
         assert delta is not None
         assert (delta.tokens.n_tokens, delta.finish, delta.error) == (1, None, f"logprob {bad} at token 1")
