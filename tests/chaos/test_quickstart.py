@@ -131,5 +131,4 @@ def test_b1_kill_9_of_each_process_in_turn_costs_neither_a_sample_nor_the_accura
     summary = run.summary()
     check(summary)
     assert summary["restarts"] >= len(INSTANCES)
-    assert summary["moves"] + summary["adoptions"] > 0
     assert summary["ledger"]["dead"] == 0
