@@ -124,7 +124,7 @@ def test_what_an_operator_refuses_ends_the_run_with_one_line(
 
 
 def test_b18_sigterm_in_the_middle_leaves_nothing_and_the_next_start_finishes(folder: Path) -> None:
-    command = [sys.executable, "-m", "laminar.pipeline.cli", "run", "run.yaml", "name=stopped", "steps=30"]
+    command = [sys.executable, "-m", "laminar.pipeline.cli", "run", "run.yaml", "name=stopped", "steps=90"]
     run = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     steps_log = folder / "runs" / "stopped" / "logs" / "trainer-0.log"
     deadline = time.monotonic() + 300
@@ -135,15 +135,15 @@ def test_b18_sigterm_in_the_middle_leaves_nothing_and_the_next_start_finishes(fo
     for _ in range(3):
         os.kill(run.pid, signal.SIGTERM)
         time.sleep(0.2)
-    run.communicate(timeout=120)
-    assert run.returncode == 128 + signal.SIGTERM
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 128 + signal.SIGTERM, said[-4000:]
     assert processes_of("runs/stopped/config.yaml") == []
-    again = laminar(folder, "run", "run.yaml", "name=stopped", "steps=30")
+    again = laminar(folder, "run", "run.yaml", "name=stopped", "steps=90")
     assert again.returncode == 0, again.stderr[-4000:]
     assert laminar(folder, "audit", "runs/stopped").returncode == 0
     finished = laminar(folder, "read", "runs/stopped", "trajectories.completed").stdout.splitlines()
     generated = Counter(json.loads(line)["record"]["trajectory_id"] for line in finished)
-    assert len(generated) == 30 * 2 * 4 + 8
+    assert len(generated) == 90 * 2 * 4 + 8
     assert max(generated.values()) == 1, "nothing is generated twice"
 
 
