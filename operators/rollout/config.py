@@ -170,7 +170,8 @@ class RolloutConfig(OperatorConfig):
     delta_tokens: int = Field(default=16384, ge=1)
     """New tokens of all trajectories together go to ``trajectories.partial`` when there are so many, ..."""
     delta_s: float = Field(default=0.5, ge=0)
-    """... or when the oldest has waited so long: what a crash can lose."""
+    """... or when the oldest has waited so long: what a crash can lose, beside the 0.1 to 0.3 s for which vLLM's tokens
+    wait in the engine."""
     finish_s: float = Field(default=0.03, ge=0)
     """How long a finished trajectory may wait for others to share its transaction."""
     heartbeat_s: float = Field(default=1.0, gt=0)

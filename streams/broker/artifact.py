@@ -22,7 +22,7 @@ from laminar.streams.deadline import Deadline
 __all__ = ["KAFKA_VERSION", "cache_dir", "ensure_jars"]
 
 KAFKA_VERSION = "4.2.2"
-"""Not 4.3 or 4.4 (up to 4.4.0): a broker that is killed there may forget how its transactions ended (ADR 0020)."""
+"""Not 4.3 or 4.4: a broker that is killed there may forget how its transactions ended (ADR 0020)."""
 
 _DEPENDENCIES = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from laminar.schemas.errors import ConfigError, Unavailable
+from laminar.schemas.errors import ConfigError, LaminarError, Unavailable
 from laminar.streams.broker.artifact import KAFKA_VERSION, ensure_jars
 from laminar.streams.broker.java import find_java
 from laminar.streams.broker.permission import Operation, Resource, allow, set_passwords
@@ -254,7 +254,7 @@ class Broker:
 
         while True:
             if not self.running:
-                raise Unavailable(f"broker: Kafka {KAFKA_VERSION} exited: {self._last_words()} (log: {self.log_file})")
+                raise self._exited()
             with socket.socket() as probe:
                 probe.settimeout(1.0)
                 if probe.connect_ex((self.host, self.port)) == 0:
@@ -269,8 +269,18 @@ class Broker:
             except KafkaException:
                 pass
             if not self.running:
-                raise Unavailable(f"broker: Kafka {KAFKA_VERSION} exited: {self._last_words()} (log: {self.log_file})")
+                raise self._exited()
             deadline.check(f"log: {self.log_file}")
+
+    def _exited(self) -> LaminarError:
+        """Why it did not come up."""
+        words = self._last_words()
+        if "UnsupportedVersionException: Can't read" in words:
+            return ConfigError(
+                f"broker: {self.directory} was written by a Kafka newer than {KAFKA_VERSION}, which cannot read it:"
+                f" name another folder ({words})"
+            )
+        return Unavailable(f"broker: Kafka {KAFKA_VERSION} exited: {words} (log: {self.log_file})")
 
     def _last_words(self) -> str:
         with self.log_file.open(encoding="utf-8", errors="replace") as lines:

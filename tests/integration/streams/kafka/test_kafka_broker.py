@@ -86,6 +86,17 @@ def test_killed_inside_a_commit_and_restarted_the_broker_keeps_all_but_what_was_
     assert after.committed(group, source) == {where: 1}
 
 
+def test_a_folder_of_a_newer_kafka_is_refused_by_name(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, port=0)
+    words = (
+        "Caused by: org.apache.kafka.common.errors.UnsupportedVersionException: Can't read version 4 of BrokerEndpoint"
+    )
+    broker.log_file.write_text(f"{words}\n\tat somewhere\n")
+    said = broker._exited()
+    assert isinstance(said, ConfigError)
+    assert f"{tmp_path} was written by a Kafka newer than" in str(said)
+
+
 def test_a_topic_is_not_called_unknown_while_its_broker_is_away(
     broker: Broker, make_log: Callable[..., KafkaLog], unique: Callable[[str], str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A transaction that a killed broker was in ends everywhere once the broker is back (KAFKA-20734 in 4.3.0 to 4.4.0)."""
+"""A transaction that a killed broker was in ends everywhere once it is back (not with Kafka 4.3.1: KAFKA-20734)."""
 
 from __future__ import annotations
 
