@@ -23,6 +23,8 @@ __all__ = ["Place", "SegmentReader", "SegmentWriter", "collect"]
 
 _ROLL_BYTES = 128 * 1024 * 1024
 _OPEN_FILES = 16
+_MOST_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))
+"""Of one write; the system refuses more."""
 
 
 class Place(NamedTuple):
@@ -88,12 +90,18 @@ class SegmentWriter:
             self._fd, self._end = -1, 0
 
     def _write(self, parts: Sequence[bytes]) -> int:
+        n = 0
+        for first in range(0, len(parts), _MOST_PARTS):
+            n += self._write_at(self._end + n, parts[first : first + _MOST_PARTS])
+        return n
+
+    def _write_at(self, position: int, parts: Sequence[bytes]) -> int:
         total = sum(map(len, parts))
-        written = os.pwritev(self._fd, parts, self._end)
+        written = os.pwritev(self._fd, parts, position)
         if written < total:  # a full disk raises on the next try
             rest = memoryview(b"".join(parts))[written:]
             while rest:
-                written = os.pwrite(self._fd, rest, self._end + total - len(rest))
+                written = os.pwrite(self._fd, rest, position + total - len(rest))
                 rest = rest[written:]
         return total
 

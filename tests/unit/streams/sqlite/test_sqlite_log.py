@@ -147,6 +147,15 @@ def test_large_values_lie_in_segment_files_and_damage_is_noticed(tmp_path: Path)
     log.close()
 
 
+def test_one_transaction_may_write_more_records_than_the_system_takes_pieces_at_once(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    values = [f"{i:05d}".encode() * 20 for i in range(3 * os.sysconf("SC_IOV_MAX"))]
+    write(log, *values)
+    assert [record.value for record in read(log)] == values
+    assert len(segments(tmp_path)) == 1
+    log.close()
+
+
 def test_a_segment_that_is_missing_is_an_error_with_its_name_and_the_record(tmp_path: Path) -> None:
     log = opened(tmp_path)
     write(log, b"a" * LARGE)
