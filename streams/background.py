@@ -1,4 +1,7 @@
-"""Work that goes on beside a step: one call on a thread of its own.
+"""Work that goes on beside a step: one call at a time on a thread that stays for the next one.
+
+A rollout makes tens of transactions a second beside its engine. A new thread for each would make the step wait until it
+has started, and would disturb the engine's memory each time it comes and goes.
 
 >>> call = in_background(lambda: None)
 >>> call.wait(10.0), call.done()
@@ -7,11 +10,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 __all__ = ["Background", "Call", "in_background"]
+
+_IDLE_S = 10.0
+"""A thread that has had nothing to do for so long ends."""
 
 
 class Call(Protocol):
@@ -36,15 +44,15 @@ class _OnThread:
         self._call = call
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="background", daemon=True).start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._call()
         except BaseException as error:  # noqa: BLE001 - raised again by result
             self._error = error
-        finally:
-            self._ended.set()
+
+    def end(self) -> None:
+        self._ended.set()
 
     def done(self) -> bool:
         return self._ended.is_set()
@@ -59,6 +67,42 @@ class _OnThread:
             raise self._error
 
 
+class _Thread:
+    """Makes one call after the other, and rests in ``_idle`` between two."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_OnThread] = SimpleQueue()
+        threading.Thread(target=self._run, name="background", daemon=True).start()
+
+    def make(self, call: _OnThread) -> None:
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                call = self._calls.get(timeout=_IDLE_S)
+            except Empty:
+                try:
+                    _idle.remove(self)
+                except ValueError:
+                    continue  # it was taken for a call this very moment
+                return
+            call.run()
+            _idle.append(self)  # before anybody can know of the end: the next call finds it
+            call.end()
+            del call
+
+
+_idle: list[_Thread] = []
+os.register_at_fork(after_in_child=_idle.clear)  # threads do not go along
+
+
 def in_background(call: Callable[[], None]) -> Call:
     """Begin the call. Its thread does not keep the process from ending."""
-    return _OnThread(call)
+    made = _OnThread(call)
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _Thread()
+    thread.make(made)
+    return made

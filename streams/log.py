@@ -151,10 +151,13 @@ class Transaction(Protocol):
 class Producer(Protocol):
     """A transactional producer: one per process, with a stable id."""
 
-    def transaction(self, timeout_s: float | None = None) -> AbstractContextManager[Transaction]:
+    def transaction(
+        self, timeout_s: float | None = None, *, visible: bool = True
+    ) -> AbstractContextManager[Transaction]:
         """A transaction: commits when the block ends, aborts when it raises.
 
-        When this returns normally the records are durable and visible. An unknown outcome is resolved inside
+        When this returns normally the records are durable and, if ``visible``, readers find them (otherwise a moment
+        later: waiting for it costs a log of its own requests, and CPU time here). An unknown outcome is resolved inside
         (commit is retried, never redone). Raises Aborted or Evicted (nothing visible: rewind, redo), Fenced
         (stop), Unavailable or DeadlineExceeded (the outcome is resolved before the next transaction begins).
         """

@@ -166,8 +166,10 @@ class _Producer:
         self._inner = inner
         self._meter = meter
 
-    def transaction(self, timeout_s: float | None = None) -> AbstractContextManager[Transaction]:
-        return _Transaction(self._inner.transaction(timeout_s), self._meter)
+    def transaction(
+        self, timeout_s: float | None = None, *, visible: bool = True
+    ) -> AbstractContextManager[Transaction]:
+        return _Transaction(self._inner.transaction(timeout_s, visible=visible), self._meter)
 
     def close(self) -> None:
         self._inner.close()

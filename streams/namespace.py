@@ -146,12 +146,14 @@ class _Producer:
         self._inner = inner
         self._names = names
 
-    def transaction(self, timeout_s: float | None = None) -> AbstractContextManager[Transaction]:
-        return self._transaction(timeout_s)
+    def transaction(
+        self, timeout_s: float | None = None, *, visible: bool = True
+    ) -> AbstractContextManager[Transaction]:
+        return self._transaction(timeout_s, visible=visible)
 
     @contextmanager
-    def _transaction(self, timeout_s: float | None) -> Iterator[Transaction]:
-        with self._inner.transaction(timeout_s) as inner:
+    def _transaction(self, timeout_s: float | None, *, visible: bool) -> Iterator[Transaction]:
+        with self._inner.transaction(timeout_s, visible=visible) as inner:
             yield _Transaction(inner, self._names)
 
     def close(self) -> None:

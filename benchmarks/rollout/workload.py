@@ -50,7 +50,7 @@ SIZES: Mapping[str, Size] = {
             "num_key_value_heads": 1,
             "vocab_size": 32,
         },
-        n_groups=144,
+        n_groups=432,
         n_tokens=100,
     ),
     "20M": Size(

@@ -165,7 +165,7 @@ class Admission:
         return chosen if self._intake.holds(chosen) else []
 
     def _make(self, plans: list[_Plan], membership: Membership, offsets: Mapping[TopicPartition, int]) -> None:
-        with self._writer.producer.transaction() as tx:
+        with self._writer.producer.transaction(visible=False) as tx:
             for index, plan in enumerate(plans):
                 self._send(tx, index, plan)
             tx.commit_offsets(membership, offsets)

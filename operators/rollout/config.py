@@ -172,8 +172,8 @@ class RolloutConfig(OperatorConfig):
     delta_s: float = Field(default=0.5, ge=0)
     """... or when the oldest has waited so long: what a crash can lose, beside the 0.1 to 0.3 s for which vLLM's tokens
     wait in the engine."""
-    finish_s: float = Field(default=0.03, ge=0)
-    """How long a finished trajectory may wait for others to share its transaction."""
+    finish_s: float = Field(default=0.1, ge=0)
+    """How long a finished trajectory may wait for others to share its transaction. The last one in hand never does."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Seconds between two records on ``rollouts.status``; a change of state is announced at once."""
     lease_s: float = Field(default=10.0, gt=0)

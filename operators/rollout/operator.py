@@ -138,7 +138,7 @@ class Rollout:
         """See Operator.step."""
         self._lost_lease(now)
         worked = self._writer.land()
-        if worked:
+        if worked and self._has_room:
             self._next_poll = now  # groups first, then results: neither waits for two transactions of the other
         if now >= self._next_poll:
             self._polled, self._next_poll = now, now + self._config.poll_s
@@ -241,7 +241,7 @@ class Rollout:
             for member in members:
                 self._work.begin(member, now)
 
-        if may_take and self._updates.takes_groups():
+        if may_take and self._wants_groups and self._updates.takes_groups():
             self._admission.take(
                 now,
                 in_flight=len(self._work.ledger),
@@ -252,6 +252,17 @@ class Rollout:
             )
         self._admission.keep_alive(now)
         return bool(taken)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the engine could decode more than is in hand."""
+        return len(self._work.ledger) < self._engine.limits.max_running
+
+    @property
+    def _wants_groups(self) -> bool:
+        """Whether half of what may wait in the engine is free, or the engine itself has room."""
+        waiting = max(0, self._max_in_flight - self._engine.limits.max_running)
+        return len(self._work.ledger) <= self._max_in_flight - waiting // 2
 
     # -- 2. the engine
 

@@ -55,7 +55,7 @@ class Writing:
 
     def make(self, producer: Producer) -> None:
         """Raises what a transaction raises. Touches nothing else, so it may run beside the step."""
-        with producer.transaction() as tx:
+        with producer.transaction(visible=False) as tx:
             for envelope in self.batch:
                 try:
                     for record in envelope.records:

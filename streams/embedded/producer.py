@@ -119,7 +119,12 @@ class EmbeddedProducer:
         self._epoch = store.open_producer(transactional_id)
 
     @contextmanager
-    def transaction(self, timeout_s: float | None = None) -> Iterator[EmbeddedTransaction]:
+    def transaction(
+        self,
+        timeout_s: float | None = None,
+        *,
+        visible: bool = True,  # noqa: ARG002 - what is committed here is visible
+    ) -> Iterator[EmbeddedTransaction]:
         """See ``laminar.streams.log.Producer.transaction``. ``timeout_s`` bounds the commit."""
         if self._closed:
             raise Fatal(f"producer {self._id}: closed")

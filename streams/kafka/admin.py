@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -21,7 +24,7 @@ from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.errors import error_of
 from laminar.streams.kafka.topic_watch import TopicWatch
-from laminar.streams.log import Cleanup, TopicInfo, TopicSpec
+from laminar.streams.log import Cleanup, TopicInfo, TopicPartition, TopicSpec
 
 __all__ = ["Admin", "Operation", "TopicFacts"]
 
@@ -145,6 +148,20 @@ class Admin:
             min(limit, self._connection.max_record_bytes),
             frozenset(operation.name for operation in operations) if operations else None,
         )
+
+    def readable_ends(self, partitions: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, int]:
+        """The last stable offsets of partitions whose leaders answer in time: one request to each leader."""
+        asked = {Partition(p.topic, p.partition): OffsetSpec.latest() for p in partitions}  # type: ignore[no-untyped-call]
+        futures = self._connected().list_offsets(
+            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s
+        )
+        found = {}
+        for partition, future in futures.items():
+            with suppress(KafkaException, TimeoutError):
+                end = future.result(timeout_s + 1.0).offset
+                if end >= 0:  # -1001 comes in place of an error
+                    found[TopicPartition(partition.topic, partition.partition)] = end
+        return found
 
     def forget(self, name: str) -> None:
         """What is remembered of a topic turned out to be wrong."""

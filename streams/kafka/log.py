@@ -84,7 +84,7 @@ class KafkaLog:
 
     def producer(self, transactional_id: str) -> KafkaProducer:
         """A transactional producer; fences every older one of the same id."""
-        made = KafkaProducer(self._connection, self._admin, self._offsets, transactional_id)
+        made = KafkaProducer(self._connection, self._admin, transactional_id)
         self._open.add(made)
         return made
 

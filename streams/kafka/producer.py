@@ -4,8 +4,9 @@ How a transaction ends, in numbered steps:
 
 1. Offsets go to the coordinator with the metadata of the member (KIP-447); a stale member is refused: Evicted.
 2. Commit. What timed out is asked again, never done again, until the deadline.
-3. The markers of a committed transaction are written a moment after the answer; wait for them (briefly: another
-   producer's open transaction on the same partition may hold them back), so that what returned is visible.
+3. The markers of a committed transaction are written a moment after the answer; unless the caller does not mind, wait
+   for them (briefly: another producer's open transaction on the same partition may hold them back), so that what
+   returned is visible.
 4. An outcome that is still unknown at the deadline is settled before the next transaction begins, by initialising the
    id anew: the coordinator then either completes the commit that it had accepted, or aborts. Until then the group's
    committed offsets do not answer, so nobody can rewind to the wrong place.
@@ -20,7 +21,6 @@ a young transaction: one of the two goes on.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -40,12 +40,12 @@ from laminar.schemas.errors import (
     Retryable,
     Unavailable,
 )
+from laminar.streams.background import in_background
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
 from laminar.streams.kafka.consumer import Token
 from laminar.streams.kafka.errors import error_of
-from laminar.streams.kafka.offsets import Offsets
 from laminar.streams.kafka.transaction import KafkaTransaction, callbacks
 from laminar.streams.log import Membership, TopicPartition, Transaction
 
@@ -60,10 +60,9 @@ _CLOSE_S = 2.0
 class KafkaProducer:
     """Implements ``laminar.streams.log.Producer``. Its construction fences every older one of the id."""
 
-    def __init__(self, connection: Connection, admin: Admin, offsets: Offsets, transactional_id: str) -> None:
+    def __init__(self, connection: Connection, admin: Admin, transactional_id: str) -> None:
         self._connection = connection
         self._admin = admin
-        self._offsets = offsets
         self._id = transactional_id
         self._client: Client | None = None
         self._fenced: str | None = None
@@ -78,9 +77,12 @@ class KafkaProducer:
         self._turn: Counter[str] = Counter()
         self._connect(connection.request_timeout_s)
 
-    def transaction(self, timeout_s: float | None = None) -> AbstractContextManager[Transaction]:
+    def transaction(
+        self, timeout_s: float | None = None, *, visible: bool = True
+    ) -> AbstractContextManager[Transaction]:
         """See the port. Raises Aborted, Evicted, Fenced, Unavailable, DeadlineExceeded, and what the block raises."""
-        return self._transaction(self._connection.request_timeout_s if timeout_s is None else timeout_s)
+        seconds = self._connection.request_timeout_s if timeout_s is None else timeout_s
+        return self._transaction(seconds, visible=visible)
 
     def close(self) -> None:
         """Abort what is open and release the id."""
@@ -93,7 +95,7 @@ class KafkaProducer:
         self._client = None
 
     @contextmanager
-    def _transaction(self, timeout_s: float) -> Iterator[Transaction]:
+    def _transaction(self, timeout_s: float, *, visible: bool) -> Iterator[Transaction]:
         if self._closed:
             raise Fatal(f"producer {self._id}: closed")
         if self._fenced is not None:
@@ -105,7 +107,7 @@ class KafkaProducer:
         except KafkaException as e:
             raise self._ended(client, e, "begin") from e
         self._open, self._began = True, time.monotonic()
-        transaction = KafkaTransaction(self._admin, client, self._id, timeout_s, self._turn)
+        transaction = KafkaTransaction(self._admin, client, self._id, timeout_s, self._turn, visible=visible)
         try:
             yield transaction
         except Fenced as e:
@@ -185,9 +187,8 @@ class KafkaProducer:
                 if error.retriable() and not error.txn_requires_abort() and not deadline.passed:
                     time.sleep(0.01)
                     continue
-                failure = transaction.failure() if transaction is not None and not error.fatal() else None
-                if failure is not None:
-                    raise failure from e
+                if transaction is not None and error.txn_requires_abort():
+                    transaction.forget()
                 raise self._ended(client, e, deadline.name) from e
 
     def _ended(self, client: Client, e: KafkaException, what: str) -> LaminarError:
@@ -236,12 +237,8 @@ class KafkaProducer:
         deadline = Deadline.after(_VISIBLE_S, f"transaction of {self._id} is visible")
         waiting = dict(last)
         while waiting and not deadline.passed:
-            try:
-                bounds = self._offsets.bounds(waiting)
-            except LaminarError as e:
-                _log.info("%s", e)
-                return
-            waiting = {p: offset for p, offset in waiting.items() if bounds[p].end <= offset}
+            ends = self._admin.readable_ends(waiting, max(0.05, deadline.remaining()))
+            waiting = {p: offset for p, offset in waiting.items() if ends.get(p, 0) <= offset}
             if waiting:
                 time.sleep(0.002)
 
@@ -256,19 +253,7 @@ class _Bounded:
         self._call = call
 
     def __call__(self, timeout_s: float) -> None:
-        ended: list[BaseException | None] = []
-
-        def run() -> None:
-            try:
-                self._call(timeout_s)
-                ended.append(None)
-            except BaseException as e:  # noqa: BLE001 - raised again by the caller's thread
-                ended.append(e)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if not ended:
+        call = in_background(lambda: self._call(timeout_s))
+        if not call.wait(timeout_s):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        if ended[0] is not None:
-            raise ended[0]
+        call.result()

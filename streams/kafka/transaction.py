@@ -1,10 +1,15 @@
-"""An open transaction: what is in it, and how much of it waits to be sent."""
+"""An open transaction: what is in it, and how much of it waits to be sent.
+
+Only one that is to be ``visible`` has its records' offsets reported: each report takes the interpreter's lock from
+whoever has it, such as an engine that decodes beside this. What a broker refuses, a commit says, before it is one.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as Client
@@ -21,6 +26,8 @@ __all__ = ["KafkaTransaction", "callbacks"]
 
 _FRAMING = 100
 """Bytes that a record's own framing may add to a batch, generously."""
+_POLLED = 64
+"""After so many records librdkafka may call back."""
 
 
 @contextmanager
@@ -38,18 +45,22 @@ def callbacks() -> Iterator[None]:
 class KafkaTransaction:
     """Implements ``laminar.streams.log.Transaction``."""
 
-    def __init__(self, admin: Admin, client: Client, name: str, timeout_s: float, turn: Counter[str]) -> None:
+    def __init__(
+        self, admin: Admin, client: Client, name: str, timeout_s: float, turn: Counter[str], *, visible: bool
+    ) -> None:
         self.offsets: list[tuple[Membership, dict[TopicPartition, int]]] = []
         self.last: dict[TopicPartition, int] = {}
-        """Last offset written per partition."""
+        """Last offset written per partition, if it is to be visible."""
         self.broken = False
         """The client is of no use any more; why, only the end of the transaction says."""
-        self._refused: KafkaError | None = None
         self._admin = admin
         self._client = client
         self._name = name
         self._timeout_s = timeout_s
         self._turn = turn
+        self._topics: set[str] = set()
+        self._n_sent = 0
+        self._reported: dict[str, Any] = {"on_delivery": self._delivered} if visible else {}
         self._unflushed: Counter[str] = Counter()
 
     def send(self, record: OutRecord) -> None:
@@ -68,6 +79,7 @@ class KafkaTransaction:
             raise RecordTooLarge(
                 f"{record.topic}: a record of {size} bytes is above the topic's limit of {facts.max_record_bytes}"
             )
+        self._topics.add(record.topic)
         deadline = Deadline.after(self._timeout_s, f"producer {self._name}: room in the send queue")
         while True:
             try:
@@ -80,9 +92,11 @@ class KafkaTransaction:
                         partition=-1 if partition is None else partition,
                         timestamp=0 if record.timestamp_ms is None else record.timestamp_ms,
                         headers=list(record.headers),
-                        on_delivery=self._delivered,
+                        **self._reported,
                     )
-                    self._client.poll(0)
+                    self._n_sent += 1
+                    if not self._n_sent % _POLLED:
+                        self._client.poll(0)
                 return
             except BufferError:
                 deadline.check()
@@ -90,8 +104,8 @@ class KafkaTransaction:
                     self._client.poll(min(0.1, deadline.remaining()))
             except KafkaException as e:
                 error = error_of(e)
-                if error.code() == KafkaError._STATE:  # it has failed already; the report may say of what
-                    raise self.failure() or Aborted(f"transaction of {self._name}: {error.str()}") from e
+                if error.code() == KafkaError._STATE:
+                    raise self._failure(error) from e
                 self.broken = error.code() == KafkaError._FATAL
                 raise translate(error, f"producer {self._name}: send to {record.topic}") from e
 
@@ -104,13 +118,20 @@ class KafkaTransaction:
                 raise Evicted(f"group {membership.group}: {', '.join(lost)}: not assigned to this member")
         self.offsets.append((membership, dict(offsets)))
 
-    def failure(self) -> LaminarError | None:
-        """Why the broker refused one of the records, if it did: then nothing of the transaction can be committed."""
-        with suppress(KafkaException), callbacks():
-            self._client.poll(0)
-        if self._refused is None:
-            return None
-        found = translate(self._refused, f"transaction of {self._name}")
+    def forget(self) -> None:
+        """A broker refused something: what is remembered of the topics may not be true any more."""
+        for topic in self._topics:
+            self._admin.forget(topic)
+
+    def _failure(self, error: KafkaError) -> LaminarError:
+        """Why it can take nothing any more. Only a commit says, which is refused before it reaches a broker."""
+        self.forget()
+        try:
+            with callbacks():
+                self._client.commit_transaction(0.1)
+        except KafkaException as e:
+            error = error_of(e)
+        found = translate(error, f"transaction of {self._name}")
         return found if isinstance(found, Fatal) else Aborted(str(found))
 
     def _keep_batches_small(self, topic: str, size: int, limit: int) -> None:
@@ -124,10 +145,6 @@ class KafkaTransaction:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
-        if error is not None:
-            if self._refused is None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-                self._refused = error
-                self._admin.forget(topic or "")
-        elif topic is not None and partition is not None and offset is not None:
+        if error is None and topic is not None and partition is not None and offset is not None:
             where = TopicPartition(topic, partition)
             self.last[where] = max(self.last.get(where, -1), offset)

@@ -37,7 +37,7 @@ class LateLog:
         return self
 
     @contextmanager
-    def transaction(self) -> Iterator[Any]:
+    def transaction(self, *, visible: bool = True) -> Iterator[Any]:
         """As Producer.transaction."""
         assert not self._late, "this transaction would settle the one before, which nobody has seen yet"
         if self._tried:

@@ -78,8 +78,8 @@ class Stalling:
         self._stall_s = stall_s
 
     @contextmanager
-    def transaction(self, timeout_s: float | None = None) -> Iterator[Transaction]:
-        with self._producer.transaction(timeout_s) as transaction:
+    def transaction(self, timeout_s: float | None = None, *, visible: bool = True) -> Iterator[Transaction]:
+        with self._producer.transaction(timeout_s, visible=visible) as transaction:
             yield transaction
             if self._stall_s:
                 self._producer._client.flush(10.0)  # what was sent stands on the broker, uncommitted

@@ -60,7 +60,7 @@ class FlakyProducer:
         self.written: list[bytes] = []
 
     @contextmanager
-    def transaction(self, timeout_s: float | None = None) -> Iterator[FlakyProducer]:
+    def transaction(self, timeout_s: float | None = None, *, visible: bool = True) -> Iterator[FlakyProducer]:
         self.pending: list[bytes] = []
         yield self
         if self.aborts and self.aborts.pop(0):

@@ -303,13 +303,16 @@ def test_s13_a_slow_consumer_of_a_large_backlog_stays_within_its_memory(
     assert _resident_mb() - before < 64
 
 
-def test_what_only_the_broker_can_refuse_is_told_and_nothing_of_it_is_visible(log: KafkaLog, unique: Unique) -> None:
+@pytest.mark.parametrize("visible", [True, False])
+def test_what_only_the_broker_can_refuse_is_told_and_nothing_of_it_is_visible(
+    log: KafkaLog, unique: Unique, visible: bool
+) -> None:
     name, producer = unique("strict"), log.producer(unique("p"))
     log.create_topics([TopicSpec(name=name, partitions=1, cleanup="compact")])
     produce(producer, name, [b"first"])
 
     def without_key() -> None:
-        with producer.transaction() as tx:
+        with producer.transaction(visible=visible) as tx:
             tx.send(OutRecord(topic=name, key=b"k", value=b"companion"))
             tx.send(OutRecord(topic=name, key=None, value=b"x"))
 

@@ -84,6 +84,18 @@ def test_a10_after_back_pressure_the_number_in_flight_is_back_at_its_cap_at_once
     assert len(stage.status().in_flight) == 32
 
 
+def test_what_waits_in_the_engine_is_filled_up_once_half_of_it_is_free(stage: Stage) -> None:
+    rollout = stage.rollout(max_in_flight=24, engine=ScriptedEngine(always(ten(30)), max_running=4))
+    stage.prompts(40)
+    stage.until(lambda: len(started(stage)) == 24, rollout)
+    begun = []
+    for n in (4, 8, 12):
+        stage.until(lambda n=n: len(stage.completed()) >= n, rollout)  # type: ignore[misc]
+        rollout.step(stage.world.now)
+        begun.append(len(started(stage)))
+    assert begun == [24, 24, 36]
+
+
 @pytest.mark.parametrize(
     ("max_in_flight", "max_running", "group_size"),
     [(1, 1, 1), (1, 1, 16), (1, 8, 4), (4, 1, 4), (7, 3, 8), (None, 2, 16), (None, 64, 1), (3, 64, 64)],
