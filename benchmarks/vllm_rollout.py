@@ -161,7 +161,7 @@ def _measure(name: str, layout: Any, bootstrap: str, *, quick: bool) -> dict[str
 
     size = SIZES[name]
     workload = Workload(size, quick=quick)
-    n_rounds = 2 if quick else 4
+    n_rounds = 2 if quick else size.n_rounds
     sides: dict[str, _Rounds] = {side: _Rounds() for side in ("bare vLLM", *(f"operator, {kind}" for kind in _LOGS))}
     with tempfile.TemporaryDirectory(prefix=f"laminar-{name}-{layout}-") as temporary:
         folder = Path(temporary)

@@ -38,6 +38,8 @@ class Size:
     n_groups: int
     n_tokens: int
     """The median of a response."""
+    n_rounds: int = 4
+    """A machine that others use too is now and then undisturbed for seconds, and never for a minute."""
 
 
 SIZES: Mapping[str, Size] = {
@@ -50,8 +52,9 @@ SIZES: Mapping[str, Size] = {
             "num_key_value_heads": 1,
             "vocab_size": 32,
         },
-        n_groups=432,
+        n_groups=144,
         n_tokens=100,
+        n_rounds=12,
     ),
     "20M": Size(
         shape={

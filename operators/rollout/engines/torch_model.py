@@ -7,7 +7,6 @@ takes its inputs the same way whatever its architecture (``forward``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from laminar.operators.checkpoint_name import refuse_missing
+from laminar.operators.rollout.engines.text import decoder_of
 from laminar.schemas.errors import ConfigError
 
 __all__ = ["CausalModel", "resolve_device"]
@@ -73,6 +73,8 @@ class CausalModel:
         finally:
             if shown:
                 bars.enable_progress_bar()
+        self.decode = decoder_of(self.tokenizer)
+        """Text of ids, without special tokens."""
         self.module: Any = loaded[0]
         refuse_missing(path, loaded[1])
         if getattr(self.module, "_is_stateful", False):
@@ -106,11 +108,6 @@ class CausalModel:
             inputs["position_ids"] = positions
         logits: Tensor = self.module(**inputs).logits
         return logits[:, -1].float()
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """Every token that ends a response according to the folder."""

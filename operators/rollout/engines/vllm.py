@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from laminar.operators.rollout.engine import Delta, EngineLimits, EngineRequest, EngineStats
 from laminar.operators.rollout.engines.in_process import InProcess
+from laminar.operators.rollout.engines.text import decoder_of
 from laminar.operators.rollout.engines.torch_limits import check_request
 from laminar.operators.rollout.engines.vllm_core import Core
 from laminar.operators.rollout.engines.vllm_fault import faults, reason
@@ -105,8 +106,9 @@ class VllmEngine(InProcess):
         text = config.model_config.hf_text_config
         self._tied = bool(getattr(text, "tie_word_embeddings", False))
         self.vocab_size = int(config.model_config.get_vocab_size())
-        self._tokenizer: Any = self._vllm.get_tokenizer()
-        found = end_tokens(folder, config.model_config.hf_config, text, self._tokenizer)
+        tokenizer = self._vllm.get_tokenizer()
+        self._text = decoder_of(tokenizer)
+        found = end_tokens(folder, config.model_config.hf_config, text, tokenizer)
         self._eos = frozenset(found if eos_token_ids is None else eos_token_ids)
         self._steps_per_poll = steps_per_poll
         self._gather_s = gather_s
@@ -152,7 +154,7 @@ class VllmEngine(InProcess):
         if not row.ended:
             ids = [*request.prompt_ids, *request.sampled.ids_T.tolist()]
             try:
-                self._core.add(row.name, ids, self._sampling(row))
+                row.scheduled = self._core.add(row.name, ids, self._sampling(row))
             except self._refusals as error:
                 raise InvalidRequest(f"{where}: {reason(error)}") from error
         self._rows[where] = self._by_name[row.name] = row
@@ -201,12 +203,12 @@ class VllmEngine(InProcess):
             raise self._dead(f"version {version}: its workers took {taken} of {len(pieces)} tensors")
         self._version = version
         self._core.resume(version)
-        self._count_preempted(real=False)
 
     def stats(self) -> EngineStats:
         """Counts as of now."""
         if self._broken is not None:
             return EngineStats(running=0, waiting=0, kv_used=0, kv_total=self._limits.kv_total)
+        self._count_preempted(self._rows.values())
         scheduler = self._core.scheduler
         running = len(scheduler.running)
         cached = sum(int(request.num_computed_tokens) for request in scheduler.running)
@@ -246,6 +248,7 @@ class VllmEngine(InProcess):
             ignore_eos=True,
             detokenize=False,
             logprobs=0,
+            skip_clone=True,  # it belongs to this request alone
         )
 
     def _step(self) -> None:
@@ -255,7 +258,6 @@ class VllmEngine(InProcess):
         except faults() as error:
             raise self._dead(f"in a step: {self._reason(error)}") from error
         self._take(outputs)
-        self._count_preempted(real=True)
 
     def _take(self, outputs: Sequence[Any]) -> None:
         """Book what the version that is loaded has sampled."""
@@ -296,24 +298,22 @@ class VllmEngine(InProcess):
 
     def _drop_caches(self) -> None:
         """Nothing that the old weights computed is used again; requests wait with what they sampled."""
+        self._count_preempted(self._rows.values())
         for outputs in self._core.pause():
             self._take(outputs)
+        for row in self._rows.values():  # none of them for want of room
+            row.preemptions = row.scheduled.num_preemptions if row.scheduled is not None else 0
 
-    def _count_preempted(self, *, real: bool) -> None:
-        """Take note of requests that lost their cache; ``real``: for want of room, not for new weights."""
-        for name, request in self._core.scheduler.requests.items():
-            if not request.num_preemptions:
-                continue
-            row = self._by_name.get(name)
-            if row is not None and request.num_preemptions != row.preemptions:
-                self._preempted += (request.num_preemptions - row.preemptions) if real else 0
-                row.preemptions = request.num_preemptions
-
-    def _text(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
+    def _count_preempted(self, rows: Iterable[Row]) -> None:
+        """Take note of requests that lost their cache for want of room."""
+        for row in rows:
+            n = row.scheduled.num_preemptions if row.scheduled is not None else 0
+            if n != row.preemptions:
+                self._preempted += n - row.preemptions
+                row.preemptions = n
 
     def _forget(self, row: Row) -> None:
+        self._count_preempted([row])
         self._rows.pop(row.request.trajectory_id, None)
         self._by_name.pop(row.name, None)
 

@@ -57,12 +57,16 @@ class Core:
         """Why it can do nothing any more; empty while it can."""
         return "because a worker process died" if getattr(self._engine.model_executor, "is_failed", False) else ""
 
-    def add(self, name: str, ids: list[int], params: Any) -> None:
-        """Straight to the core: what vLLM makes of its outputs for people (text, metrics) would be made for nothing."""
+    def add(self, name: str, ids: list[int], params: Any) -> Any:
+        """Straight to the core: what vLLM makes of its outputs for people (text, metrics) would be made for nothing.
+
+        Returns the scheduler's record of it, to read from.
+        """
         request = self._llm.input_processor.process_inputs(
             name, {"prompt_token_ids": ids}, params, supported_tasks=self._tasks
         )
         self._client.add_request(request)
+        return self._engine.scheduler.requests[name]
 
     def abort(self, names: list[str]) -> None:
         """Forget requests."""

@@ -6,6 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from laminar.operators.rollout.engine import Delta, EngineRequest
 from laminar.schemas.records import FinishReason
@@ -30,7 +31,7 @@ class Row:
 
     __slots__ = (
         "_before", "_decode", "_ids", "_logprobs", "_tail", "_version", "_window", "ended", "error", "finish", "limit",
-        "n_response", "name", "preemptions", "request", "stops", "told_at",
+        "n_response", "name", "preemptions", "request", "scheduled", "stops", "told_at",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,8 @@ class Row:
         self.error: str | None = None
         self.ended = False
         """Nothing more is sampled."""
+        self.scheduled: Any = None
+        """vLLM's own record of it."""
         self.preemptions = 0
         """Seen so far."""
         self.told_at = 0.0
