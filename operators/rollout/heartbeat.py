@@ -10,6 +10,7 @@ would say next.
 
 from __future__ import annotations
 
+from laminar.operators.measure import Measures
 from laminar.operators.rollout.engine import EngineLimits, EngineStats
 from laminar.operators.rollout.ledger import Ledger
 from laminar.schemas import records as r
@@ -120,6 +121,20 @@ class Heartbeat:
             lease_s=self._next_lease_s,
             updates=self._updates,
             engine_losses=engine_losses,
+        )
+
+    @staticmethod
+    def show(status: r.RolloutStatus, measures: Measures) -> None:
+        """For ``/metrics``."""
+        measures.gauges.update(
+            rollout_running=status.running,
+            rollout_waiting=status.waiting,
+            rollout_version=status.version,
+            rollout_kv_used_tokens=status.kv_used,
+            rollout_kv_total_tokens=status.kv_total,
+            rollout_tokens_per_second=status.tokens_per_s,
+            rollout_preempted=status.preempted,
+            rollout_engine_losses=status.engine_losses,
         )
 
     def renew(self) -> None:

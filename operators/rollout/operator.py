@@ -43,13 +43,15 @@ from laminar.operators.rollout.config import RolloutConfig
 from laminar.operators.rollout.engine import Engine
 from laminar.operators.rollout.heartbeat import Heartbeat
 from laminar.operators.rollout.ledger import Owned
+from laminar.operators.rollout.losses import Losses
 from laminar.operators.rollout.outlet import Outlet
+from laminar.operators.rollout.round import fills_up
 from laminar.operators.rollout.updates import Updates
 from laminar.operators.rollout.work import Work
 from laminar.operators.rollout.writer import Writer
 from laminar.operators.weights import WeightSource
 from laminar.schemas import records as r
-from laminar.schemas.errors import EngineLost, Unavailable
+from laminar.schemas.errors import EngineLost
 
 __all__ = ["Rollout", "build"]
 
@@ -122,7 +124,7 @@ class Rollout:
         self._loading = False
         self._draining = False
         self._stopping = False
-        self._engine_losses = self._losses_in_a_row = 0
+        self._losses = Losses(config.engine.start_attempts)
         self._polled = self._next_poll = 0.0
         logger.info(
             "%s: at most %d trajectories in flight (engine %s: %d in a batch, %d tokens of KV cache, %d a sequence)",
@@ -231,6 +233,8 @@ class Rollout:
             return False
         known = self._heartbeat.last is not None
         may_take = known and not self._draining and self._work.outbox.n_bytes < _MAX_OUTBOX_BYTES
+        in_hand, max_running = len(self._work.ledger), self._engine.limits.max_running
+        wants = fills_up(in_hand, max_in_flight=self._max_in_flight, max_running=max_running)
         taken: list[Owned] = []
         incarnation = self.incarnation
 
@@ -241,10 +245,10 @@ class Rollout:
             for member in members:
                 self._work.begin(member, now)
 
-        if may_take and self._wants_groups and self._updates.takes_groups():
+        if may_take and wants and self._updates.takes_groups():
             self._admission.take(
                 now,
-                in_flight=len(self._work.ledger),
+                in_flight=in_hand,
                 incarnation=incarnation,
                 version=self._engine.version,
                 engine=self._engine.name,
@@ -257,12 +261,6 @@ class Rollout:
     def _has_room(self) -> bool:
         """Whether the engine could decode more than is in hand."""
         return len(self._work.ledger) < self._engine.limits.max_running
-
-    @property
-    def _wants_groups(self) -> bool:
-        """Whether half of what may wait in the engine is free, or the engine itself has room."""
-        waiting = max(0, self._max_in_flight - self._engine.limits.max_running)
-        return len(self._work.ledger) <= self._max_in_flight - waiting // 2
 
     # -- 2. the engine
 
@@ -286,7 +284,7 @@ class Rollout:
             )
         self._heartbeat.count(max(0, n))
         if n > 0:
-            self._losses_in_a_row = 0
+            self._losses.sampled()
         if n >= 0 and not len(self._work.ledger):
             self._outlet.hurry()
             self._next_poll = now
@@ -304,19 +302,11 @@ class Rollout:
         self._writer.land(wait=True)
         self._admission.close()
         n, n_tokens = self._work.give_up(now)
-        self._engine_losses += 1
-        self._losses_in_a_row += 1
+        self._losses.count(error, n=n, n_tokens=n_tokens)
         self._outlet.hurry()
         self._heartbeat.hurry()
-        logger.error(
-            "lost its engine, for the %d. time since its start: %d trajectories with %d tokens go back to the pool: %s",
-            self._engine_losses,
-            n,
-            n_tokens,
-            error,
-        )
-        if self._losses_in_a_row >= self._config.engine.start_attempts and not self._stopping:
-            raise Unavailable(f"lost its engine {self._losses_in_a_row} times without a token in between: {error}")
+        if not self._stopping:
+            self._losses.check(error)
         return True
 
     # -- 3. what it says of itself
@@ -329,18 +319,9 @@ class Rollout:
             version=self._engine.version,
             stats=self._work.stats(),
             ledger=self._work.ledger,
-            engine_losses=self._engine_losses,
+            engine_losses=self._losses.n,
         )
-        self._context.measures.gauges.update(
-            rollout_running=status.running,
-            rollout_waiting=status.waiting,
-            rollout_version=status.version,
-            rollout_kv_used_tokens=status.kv_used,
-            rollout_kv_total_tokens=status.kv_total,
-            rollout_tokens_per_second=status.tokens_per_s,
-            rollout_preempted=status.preempted,
-            rollout_engine_losses=status.engine_losses,
-        )
+        self._heartbeat.show(status, self._context.measures)
         return status
 
     def _state(self) -> r.RolloutState:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from laminar.schemas.records import UpdateMode
 
-__all__ = ["Holding", "admits", "may_sample", "takes_groups", "version_to_load"]
+__all__ = ["Holding", "admits", "fills_up", "may_sample", "takes_groups", "version_to_load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,11 @@ def may_sample(updates: UpdateMode, *, held: int, newest_token: int, min_version
     if updates == "pinned" and newest_token >= 0:
         return held == newest_token
     return held >= max(newest_token, min_version)
+
+
+def fills_up(in_hand: int, *, max_in_flight: int, max_running: int) -> bool:
+    """Whether it is worth a transaction to take groups: the engine has room, or half of what may wait in it is free."""
+    return in_hand <= max_in_flight - max(0, max_in_flight - max_running) // 2
 
 
 def admits(group_size: int, *, in_flight: int, max_in_flight: int) -> bool:

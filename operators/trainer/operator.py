@@ -18,30 +18,29 @@ epoch, fences its predecessor, and publishes the weights that it has under a ver
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from laminar.operators.operator import Context
-from laminar.operators.trainer.batch import Assembly, close_round, lowest_offsets, take, take_returned
+from laminar.operators.trainer.batch import Assembly, close_round, lowest_offsets
 from laminar.operators.trainer.batch import fold as fold_event
 from laminar.operators.trainer.checkpoint import Checkpoints
 from laminar.operators.trainer.config import TrainerConfig
+from laminar.operators.trainer.ending import Ending, exhausted
 from laminar.operators.trainer.evaluation import evaluation_of
 from laminar.operators.trainer.history import History, fold
 from laminar.operators.trainer.intake import Intake
 from laminar.operators.trainer.learner import Learner
+from laminar.operators.trainer.next_step import next_batch
 from laminar.operators.trainer.opening import open_run
 from laminar.operators.trainer.progress import Progress
 from laminar.operators.trainer.publication import Publication
 from laminar.operators.trainer.report import report, training_step
-from laminar.operators.trainer.selection import Batch, select
+from laminar.operators.trainer.selection import Batch
+from laminar.operators.trainer.writer import Writer
 from laminar.operators.weights import WeightPublisher
 from laminar.schemas import records as r
 from laminar.schemas.errors import Unavailable
-from laminar.streams.dead_letter import send_letter
-from laminar.streams.deadline import Deadline
-from laminar.streams.log import Membership, Producer
-from laminar.streams.topics import outgoing
 
 __all__ = ["Trainer", "build"]
 
@@ -81,7 +80,7 @@ class Trainer:
         self._checkpoints = checkpoints or Checkpoints(folder, keep=config.checkpoint.keep)
         self._publication = Publication(learner, publisher, config, context)
         self._on_close = on_close
-        self._producer: Producer | None = None
+        self._writer: Writer | None = None
         self._intake: Intake | None = None
         self._history = History()
         self._progress = Progress()
@@ -89,16 +88,14 @@ class Trainer:
         self._saved_step = -1
         self._checkpoint_s = 0.0
         self._idle_since = self._context.stopwatch()
-        self._final: Deadline | None = None
-        self._final_settled = 0
-        """Members of the awaited evaluation rounds that were settled when ``_final`` began."""
+        self._ending = Ending(context.run, config, context.clock)
         self._ended = False
 
     # -- Operator
 
     def step(self, now: float) -> bool:
         """See Operator.step: one micro-batch, or one small piece of everything around it."""
-        if self._producer is None:
+        if self._writer is None:
             self._start(now)
             return True
         if self._ended:
@@ -108,13 +105,13 @@ class Trainer:
                 self._finish(now, self._work)
             return True
         if self._publication.due(now):
-            self._publication.attempt(now, self._write)
+            self._publication.attempt(now, self._writes.write)
         if self._write_evaluations(now):
             return True
         training = self._progress.step < self._context.run.steps
-        if training and self._begin(now):
+        if training and self._begin():
             return True
-        if (not training or self._exhausted) and self._end(now):
+        if (not training or exhausted(self._history, self._progress.assembly)) and self._end(now):
             return True
         return self._read(now)
 
@@ -124,7 +121,7 @@ class Trainer:
         if self._work is not None:
             self._learner.abandon()
             self._work = None
-        if self._producer is not None and self._progress.step > self._saved_step:
+        if self._writer is not None and self._progress.step > self._saved_step:
             self._save()
         return True
 
@@ -132,22 +129,22 @@ class Trainer:
         """See Operator.close."""
         if self._intake is not None:
             self._intake.close()
-        if self._producer is not None:
-            self._producer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._on_close()
 
     # -- start
 
     def _start(self, now: float) -> None:
         run = self._context.run
-        producer = self._context.log.producer(self._context.transactional_id)
+        writer = Writer(self._context)
         opening = open_run(self._context, self._learner, self._checkpoints, timeout_s=self._config.log_timeout_s)
         self._history, self._progress = opening.history, opening.progress
         if self._progress.step > 0:
             self._saved_step = self._progress.step
         self._intake = Intake(self._context, self._progress.positions, steps_from=opening.steps_from)
-        self._producer = producer
-        self._write(
+        self._writer = writer
+        self._writes.write(
             r.TrainerStarted(
                 run_id=run.run_id,
                 epoch=self._progress.epoch,
@@ -170,6 +167,12 @@ class Trainer:
         self._context.measures.gauges.update(trainer_step=at.step, trainer_version=at.version, trainer_epoch=at.epoch)
         self._request_publication(opening.parent)
 
+    @property
+    def _writes(self) -> Writer:
+        if self._writer is None:
+            raise AssertionError("not started")
+        return self._writer
+
     # -- reading
 
     def _read(self, now: float) -> bool:
@@ -183,38 +186,17 @@ class Trainer:
         for record in taken.others:
             self._history = fold(self._history, record, run_id=self._context.run.run_id)
         if taken.letters:
-            self._write_letters(taken.letters)
+            self._writes.bury(taken.letters)
         self._progress = replace(self._progress, assembly=assembly, positions=self._intake.position())
         return True
 
     # -- one optimizer step
 
-    @property
-    def _exhausted(self) -> bool:
-        """Whether every training group that there will ever be is done."""
-        groups, assembly = self._history.exhausted_groups, self._progress.assembly
-        return groups is not None and len(assembly.done) + len(assembly.lost) >= groups
-
-    def _begin(self, now: float) -> bool:
-        del now
-        run, assembly = self._context.run, self._progress.assembly
-        n = len(assembly.ready)
-        groups = self._history.exhausted_groups
-        last = groups is not None and n > 0 and len(assembly.done) + len(assembly.lost) + n >= groups
-        if n < run.groups_per_step and not last:
+    def _begin(self) -> bool:
+        found = next_batch(self._progress, self._history, self._context.run, self._config.algorithm)
+        if found is None:
             return False
-        taken, after = take(assembly, run.groups_per_step)
-        batch = select(
-            taken,
-            version=self._progress.version,
-            max_staleness=run.max_staleness,
-            config=self._config.algorithm,
-        )
-        returned, after = take_returned(after)
-        closed = tuple(
-            r.Dropped(trajectory_id=one.scored.trajectory.trajectory_id, reason="group_closed") for one in returned
-        )
-        batch = replace(batch, dropped=(*batch.dropped, *closed))
+        batch, after = found
         began = self._context.stopwatch()
         self._learner.begin(batch, self._progress.step + 1)
         self._work = _Work(batch, after, began, began - self._idle_since)
@@ -231,10 +213,7 @@ class Trainer:
             "data_s": work.data_s,
             # The record precedes its own checkpoint and publication: these are of the step before.
             "checkpoint_s": self._checkpoint_s,
-            "publish_s": self._publication.last_s,
-            "probes_s": self._publication.probes_s,
-            "publish_failures": float(self._publication.failures),
-            "publish_identical": float(self._publication.identical),
+            **self._publication.metrics(),
         }
         record = training_step(
             after,
@@ -245,17 +224,14 @@ class Trainer:
             duration_ms=(self._context.stopwatch() - work.began) * 1000,
             now=now,
         )
-        assert self._producer is not None
-        with self._producer.transaction() as tx:
-            tx.send(outgoing(self._context.codec, record))
-            tx.commit_offsets(Membership(self._context.group), lowest)
+        self._writes.write_at(record, lowest)
         self._progress = after
         self._context.measures.gauges.update(trainer_step=after.step, trainer_version=after.version)
         report(record, self._config)
         if after.step % self._config.checkpoint.every == 0 or after.step >= run.steps:
             self._save()
         self._request_publication(before.version)
-        self._publication.attempt(now, self._write)
+        self._publication.attempt(now, self._writes.write)
         self._idle_since = self._context.stopwatch()
 
     # -- what follows a step
@@ -291,7 +267,7 @@ class Trainer:
         known = progress.assembly.rounds.get(number)
         if known is not None and number not in self._history.evaluated:
             result = evaluation_of(known, number, run_id=self._context.run.run_id, progress=progress, now=now)
-            self._write(result)
+            self._writes.write(result)
             self._history = fold(self._history, result, run_id=self._context.run.run_id)
             logger.info("evaluation round %d: reward %.3f over %d answers", number, result.reward_mean, result.n)
         self._progress = replace(progress, assembly=close_round(progress.assembly, number))
@@ -303,17 +279,10 @@ class Trainer:
         run, step = self._context.run, self._progress.step
         if step > self._saved_step:
             self._save()
-        reason = f"all {run.steps} steps are done"
-        if self._exhausted and step < run.steps:
-            reason = f"data exhausted at step {step}"
-        awaited = self._awaited_rounds()
-        if awaited and not self._overdue(awaited):
+        reason = self._ending.reason(step, self._history, self._progress.assembly)
+        if reason is None:
             return False
-        if awaited and self._final is not None:
-            there = "; ".join(self._answers_of(number) for number in awaited)
-            reason += f"; {self._final.exceeded(there)}"
-            logger.warning("the run ends with an incomplete evaluation: %s", reason)
-        for number in sorted({*awaited, run.final_round} if self._waits_for_final_round() else awaited):
+        for number in self._ending.rounds(self._history, self._progress.assembly):
             self._write_evaluation(number, now)
         ended = r.RunEnded(
             run_id=run.run_id,
@@ -323,57 +292,10 @@ class Trainer:
             at_ms=int(now * 1000),
         )
         lowest = lowest_offsets(self._progress.assembly, self._progress.positions)
-        assert self._producer is not None
-        with self._producer.transaction() as tx:
-            tx.send(outgoing(self._context.codec, ended))
-            tx.commit_offsets(Membership(self._context.group), lowest)
+        self._writes.write_at(ended, lowest)
         self._ended = True
         logger.info("the run ended: %s", ended.reason)
         return True
-
-    def _awaited_rounds(self) -> list[int]:
-        """Evaluation rounds that have begun, or must come, and lack answers."""
-        rounds = self._progress.assembly.rounds
-        found = [number for number, known in rounds.items() if not known.complete]
-        if self._evaluates():
-            must = {0, self._context.run.final_round} - self._history.evaluated - rounds.keys()
-            found += sorted(must)  # the first may have begun without an answer so far
-        return found
-
-    def _overdue(self, awaited: list[int]) -> bool:
-        """Whether the next answer of these rounds has been waited for long enough."""
-        rounds = self._progress.assembly.rounds
-        settled = sum(len(rounds[n].answers) + len(rounds[n].dead) for n in awaited if n in rounds)
-        if self._final is None or settled != self._final_settled:
-            self._final_settled = settled
-            self._final = Deadline.after(
-                self._config.final_evaluation_timeout_s, "last evaluation round", self._context.clock
-            )
-        return self._final.passed
-
-    def _answers_of(self, number: int) -> str:
-        known = self._progress.assembly.rounds.get(number)
-        return f"round {number}: " + (f"{len(known.answers)} of {known.size} answers" if known else "no answer")
-
-    def _waits_for_final_round(self) -> bool:
-        return self._context.run.final_round not in self._history.evaluated and self._evaluates()
-
-    def _evaluates(self) -> bool:
-        if self._config.final_evaluation is not None:
-            return self._config.final_evaluation
-        return bool(self._history.evaluated or self._progress.assembly.rounds)
-
-    def _write_letters(self, letters: Sequence[r.DeadLetter]) -> None:
-        assert self._producer is not None
-        with self._producer.transaction() as tx:
-            for letter in letters:
-                send_letter(tx, self._context.codec, letter)
-
-    def _write(self, *records: r.Record) -> None:
-        assert self._producer is not None
-        with self._producer.transaction() as tx:
-            for record in records:
-                tx.send(outgoing(self._context.codec, record))
 
 
 def build(config: TrainerConfig, context: Context) -> Trainer:

@@ -38,19 +38,25 @@ class Publication:
         self._context = context
         self._wanted: _Wanted | None = None
         self._next_at = 0.0
-        self.failures = 0
-        """Attempts that failed since the process began: the alarm metric ``publish_failures``."""
-        self.identical = 0
-        """Publications with exactly the bytes of the one before: the alarm metric ``publish_identical``."""
-        self.last_s = 0.0
-        """Time that the newest attempt took."""
-        self.probes_s = 0.0
-        """The part of it in which the learner was asked for its probes."""
+        self._failures = 0
+        self._identical = 0
+        self._last_s = 0.0
+        self._probes_s = 0.0
 
     def request(self, *, epoch: int, version: int, parent: int, step: int) -> None:
         """Publish the learner's weights, as they are when ``attempt`` is called, as this version."""
         self._wanted = _Wanted(epoch, version, parent, step)
         self._next_at = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the newest attempt, and the part of it in which the learner was asked for its probes; and alarms,
+        counted since the process began: attempts that failed, and publications with exactly the bytes of the last."""
+        return {
+            "publish_s": self._last_s,
+            "probes_s": self._probes_s,
+            "publish_failures": float(self._failures),
+            "publish_identical": float(self._identical),
+        }
 
     def due(self, now: float) -> bool:
         """Whether it is time for an attempt."""
@@ -66,7 +72,7 @@ class Publication:
             self._config.publish_timeout_s, f"trainer publishes version {wanted.version}", self._context.clock
         )
         probes = self._learner.probes()
-        self.probes_s = self._context.stopwatch() - began
+        self._probes_s = self._context.stopwatch() - began
         try:
             committed = publish(
                 self._learner,
@@ -80,10 +86,10 @@ class Publication:
                 probes=probes,
             )
         except Retryable as error:
-            self.failures += 1
+            self._failures += 1
             self._next_at = now + self._config.publish_retry_s
             logger.warning("version %d is not published, training goes on: %s", wanted.version, error)
         else:
             self._wanted = None
-            self.identical += "identical_to" in committed.meta
-        self.last_s = self._context.stopwatch() - began
+            self._identical += "identical_to" in committed.meta
+        self._last_s = self._context.stopwatch() - began
