@@ -65,7 +65,7 @@ SIZES: Mapping[str, Size] = {
             "num_key_value_heads": 1,
             "vocab_size": 32,
         },
-        n_groups=16,
+        n_groups=48,
         n_tokens=50,
     ),
     "135M": Size(
