@@ -67,17 +67,23 @@ def test_a_run_ends_by_itself_and_resumes_where_it_ended(folder: Path) -> None:
 
 
 def test_a_run_whose_weights_change_in_flight_balances_also_when_it_goes_on_pinned(folder: Path) -> None:
-    slow = ("operators.rollout.engine.max_running=4", "operators.rollout.engine.steps_per_poll=1")
+    slow = ("operators.rollout.engine.max_running=1", "operators.rollout.engine.steps_per_poll=1")
     how = ("name=flown", "operators.rollout.replicas=1", "operators.prompts.sampling.max_tokens=26", *slow)
-    first = laminar(folder, "run", "run.yaml", *how, "steps=6", "operators.rollout.updates=in_flight")
+    # One after the other, and always one: sampling takes longer than training, so new weights come in its middle.
+    flying = (
+        "operators.rollout.updates=in_flight",
+        "operators.rollout.max_in_flight=16",
+        "operators.rollout.top_up_lag=50",
+    )
+    first = laminar(folder, "run", "run.yaml", *how, "steps=12", *flying)
     assert first.returncode == 0, first.stderr[-4000:]
     summary = json.loads((folder / "runs" / "flown" / "summary.json").read_text())
     assert summary["ledger"]["balanced"]
-    assert summary["ledger"]["trained"] == 6 * 2 * 4
+    assert summary["ledger"]["trained"] == 12 * 2 * 4
     assert summary["max_versions_per_trajectory"] > 1
     audit = laminar(folder, "audit", "runs/flown")
     assert "in the mean" in audit.stdout
-    second = laminar(folder, "run", "run.yaml", *how, "steps=8")
+    second = laminar(folder, "run", "run.yaml", *how, "steps=14")
     assert second.returncode == 0, second.stderr[-4000:]
     assert laminar(folder, "audit", "runs/flown").returncode == 0
     finished = laminar(folder, "read", "runs/flown", "trajectories.completed").stdout.splitlines()

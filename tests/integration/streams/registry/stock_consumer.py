@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from typing import Any
@@ -28,6 +29,7 @@ def in_hexadecimal(value: Any) -> Any:
 
 
 def main(bootstrap: str, registry: str, topics: list[str]) -> None:
+    faulthandler.dump_traceback_later(3 * WAIT_S, exit=True)  # where it hangs, if it does
     consumer = DeserializingConsumer(
         {
             "bootstrap.servers": bootstrap,
