@@ -1,8 +1,9 @@
 """New groups: as many as fit, at once, in one transaction {Started of each member, offset of the prompts}.
 
-After back-pressure the number in flight is back at its cap with the next call (case A10), and a group larger than the
-cap is taken when nothing is in hand (case A13). Bytes that are no prompt become a dead letter in the same transaction,
-and so does a prompt that is too large for the lifecycle topic.
+After back-pressure the number in flight is back at its cap with the next call (case A10; what may wait in the engine
+is filled up once half of it is free: ``round.fills_up``), and a group larger than the cap is taken when nothing is in
+hand (case A13). Bytes that are no prompt become a dead letter in the same transaction, and so does a prompt that is too
+large for the lifecycle topic.
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ class RolloutConfig(OperatorConfig):
     engine: EngineConfig = TorchEngineConfig()
     """What samples: ``torch``, ``vllm`` or ``scripted``."""
     max_in_flight: int | None = Field(default=None, ge=1)
-    """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when nothing is."""
+    """Trajectories in hand at once; null: the engine's ``max_running``. A larger group is taken when nothing is.
+    What is above ``max_running`` waits in the engine, and is filled up once half of it is free."""
     updates: UpdateMode = "pinned"
     """``pinned``: new weights are loaded with nothing in the engine, so each trajectory has one policy version.
     ``in_flight``: as soon as they are there; what is being sampled goes on under them, and each token has its own."""

@@ -12,12 +12,12 @@ logger = logging.getLogger(__name__)
 
 
 class Losses:
-    """Of one process. ``at_most``: losses without a token in between that it bears."""
+    """Of one process. ``too_many``: losses without a token in between that end it."""
 
-    def __init__(self, at_most: int) -> None:
+    def __init__(self, too_many: int) -> None:
         self.n = 0
         """Since the process began."""
-        self._at_most = at_most
+        self._too_many = too_many
         self._in_a_row = 0
 
     def sampled(self) -> None:
@@ -38,5 +38,5 @@ class Losses:
 
     def check(self, error: EngineLost) -> None:
         """Raise Unavailable when it was one too many."""
-        if self._in_a_row >= self._at_most:
+        if self._in_a_row >= self._too_many:
             raise Unavailable(f"lost its engine {self._in_a_row} times without a token in between: {error}")

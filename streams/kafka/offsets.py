@@ -2,7 +2,7 @@
 
 Asked through consumers that never subscribe. librdkafka's admin client (2.16) would do it too, but it aborts the
 process when an answer to ``list_consumer_group_offsets`` comes after the timeout, and passes -1001 off as an offset
-when one to ``list_offsets`` does.
+when one to ``list_offsets`` does. (``Admin.readable_ends`` asks it where that may count as no answer.)
 """
 
 from __future__ import annotations

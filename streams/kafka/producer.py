@@ -21,6 +21,7 @@ a young transaction: one of the two goes on.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,6 @@ from laminar.schemas.errors import (
     Retryable,
     Unavailable,
 )
-from laminar.streams.background import in_background
 from laminar.streams.deadline import Deadline
 from laminar.streams.kafka.admin import Admin
 from laminar.streams.kafka.connection import Connection
@@ -136,7 +136,7 @@ class KafkaProducer:
         deadline = Deadline.after(timeout_s, f"transaction of {self._id} commits")
         try:
             for membership, offsets in transaction.offsets:
-                self._send_offsets(client, membership, offsets, deadline)
+                self._send_offsets(client, membership, offsets, deadline, transaction)
             self._retried(client, lambda left: client.commit_transaction(left), deadline, transaction)
         except Fenced as e:
             if self._fenced is not None:
@@ -152,14 +152,19 @@ class KafkaProducer:
         self._wait_until_visible(transaction.last)
 
     def _send_offsets(
-        self, client: Client, membership: Membership, offsets: Mapping[TopicPartition, int], deadline: Deadline
+        self,
+        client: Client,
+        membership: Membership,
+        offsets: Mapping[TopicPartition, int],
+        deadline: Deadline,
+        transaction: KafkaTransaction | None = None,
     ) -> None:
         self._needs[KafkaError.GROUP_AUTHORIZATION_FAILED] = f"READ on group {membership.group}"
         token = membership.token
         metadata = token.metadata if isinstance(token, Token) else self._without_members(membership.group)
         positions = [Partition(p.topic, p.partition, offset) for p, offset in offsets.items()]
         bounded = _Bounded(lambda left: client.send_offsets_to_transaction(positions, metadata, left))
-        self._retried(client, bounded, deadline)
+        self._retried(client, bounded, deadline, transaction)
 
     def _without_members(self, group: str) -> object:
         """Group metadata that says: no member, no epoch."""
@@ -237,7 +242,11 @@ class KafkaProducer:
         deadline = Deadline.after(_VISIBLE_S, f"transaction of {self._id} is visible")
         waiting = dict(last)
         while waiting and not deadline.passed:
-            ends = self._admin.readable_ends(waiting, max(0.05, deadline.remaining()))
+            try:
+                ends = self._admin.readable_ends(waiting, max(0.05, deadline.remaining()))
+            except (LaminarError, KafkaException, RuntimeError) as e:  # it is committed whatever this says
+                _log.info("%s: %s", deadline.name, e)
+                return
             waiting = {p: offset for p, offset in waiting.items() if ends.get(p, 0) <= offset}
             if waiting:
                 time.sleep(0.002)
@@ -253,7 +262,19 @@ class _Bounded:
         self._call = call
 
     def __call__(self, timeout_s: float) -> None:
-        call = in_background(lambda: self._call(timeout_s))
-        if not call.wait(timeout_s):
+        ended: list[BaseException | None] = []
+
+        def run() -> None:
+            try:
+                self._call(timeout_s)
+                ended.append(None)
+            except BaseException as e:  # noqa: BLE001 - raised again by the caller's thread
+                ended.append(e)
+
+        thread = threading.Thread(target=run, daemon=True)  # for itself: it may have an abandoned client to destroy
+        thread.start()
+        thread.join(timeout_s)
+        if not ended:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        call.result()
+        if ended[0] is not None:
+            raise ended[0]

@@ -128,7 +128,7 @@ class KafkaTransaction:
         self.forget()
         try:
             with callbacks():
-                self._client.commit_transaction(0.1)
+                self._client.commit_transaction(self._timeout_s)
         except KafkaException as e:
             error = error_of(e)
         found = translate(error, f"transaction of {self._name}")

@@ -35,8 +35,10 @@ def decoder_of(tokenizer: Any) -> Decoder:
     from transformers import PreTrainedTokenizerFast
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    own = getattr(type(tokenizer), "_decode", None) is not PreTrainedTokenizerFast._decode
-    if backend is None or own or tokenizer.clean_up_tokenization_spaces:
+    usual = all(
+        _method(type(tokenizer), name) is _method(PreTrainedTokenizerFast, name) for name in ("decode", "_decode")
+    )
+    if backend is None or not usual or tokenizer.clean_up_tokenization_spaces:
 
         def decode(ids: Sequence[int]) -> str:
             text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -48,3 +50,9 @@ def decoder_of(tokenizer: Any) -> Decoder:
             return text
 
     return decode
+
+
+def _method(kind: type, name: str) -> Any:
+    """As the class has it, but for vLLM, which makes several threads take turns."""
+    kinds = (one for one in kind.__mro__ if not one.__module__.startswith("vllm."))
+    return next((vars(one)[name] for one in kinds if name in vars(one)), None)

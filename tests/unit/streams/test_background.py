@@ -58,4 +58,6 @@ def test_a_thread_without_work_ends_and_the_next_call_gets_another(monkeypatch: 
     seen[0].join(WAIT_S)
     assert not seen[0].is_alive()
     assert background._idle == []
-    assert in_background(lambda: None).wait(WAIT_S)
+    assert in_background(lambda: seen.append(threading.current_thread())).wait(WAIT_S)
+    seen[1].join(WAIT_S)
+    assert seen[1] is not seen[0]

@@ -322,12 +322,25 @@ def test_what_only_the_broker_can_refuse_is_told_and_nothing_of_it_is_visible(
             with suppress(Aborted):  # librdkafka may need a transaction to find its sequence numbers again
                 without_key()
 
+    def refused_before_the_end() -> None:
+        with producer.transaction(visible=visible) as tx:
+            tx.send(OutRecord(topic=name, key=None, value=b"x"))
+            deadline = Deadline.after(WAIT_S, "a send is refused")
+            while not deadline.passed:
+                time.sleep(0.1)
+                tx.send(OutRecord(topic=name, key=b"k", value=b"behind"))
+
     with pytest.raises(EncodeError, match=unique("p")):
         refused()
     with suppress(Aborted):
+        produce(producer, name, [b"between"])
+    produce(producer, name, [b"between"])
+    with pytest.raises(EncodeError, match=unique("p")):
+        refused_before_the_end()
+    with suppress(Aborted):
         produce(producer, name, [b"last"])
     produce(producer, name, [b"last"])
-    assert set(read_values(log, name)) == {b"first", b"last"}
+    assert set(read_values(log, name)) == {b"first", b"between", b"last"}
 
 
 def test_a_record_just_below_the_limit_and_many_small_ones_pass_a_small_topic(log: KafkaLog, unique: Unique) -> None:

@@ -23,6 +23,13 @@ class Shouting(PreTrainedTokenizerFast):
         return str(super()._decode(*given, **named)).upper()
 
 
+class Whispering(PreTrainedTokenizerFast):
+    """Has its own way of being asked."""
+
+    def decode(self, *given: Any, **named: Any) -> str:
+        return f"({super().decode(*given, **named)})"
+
+
 def made() -> Any:
     return symbol_tokenizer(["a", "b", ",", "c"], separator=" ", max_length=64)
 
@@ -49,7 +56,8 @@ def test_cleaning_up_is_not_passed_over() -> None:
 def test_a_tokenizer_with_its_own_way_of_decoding_is_asked() -> None:
     shouting = Shouting(tokenizer_object=made().backend_tokenizer)
     ids = made().convert_tokens_to_ids(["a", "c"])
-    assert (decoder_of(made())(ids), decoder_of(shouting)(ids)) == ("a c", "A C")
+    whispering = Whispering(tokenizer_object=made().backend_tokenizer)
+    assert [decoder_of(one)(ids) for one in (made(), shouting, whispering)] == ["a c", "A C", "(a c)"]
 
 
 def test_one_without_the_tokenizers_library_is_asked() -> None:
