@@ -136,7 +136,7 @@ class KafkaProducer:
         deadline = Deadline.after(timeout_s, f"transaction of {self._id} commits")
         try:
             for membership, offsets in transaction.offsets:
-                self._send_offsets(client, membership, offsets, deadline, transaction)
+                self._send_offsets(client, membership, offsets, deadline)
             self._retried(client, lambda left: client.commit_transaction(left), deadline, transaction)
         except Fenced as e:
             if self._fenced is not None:
@@ -152,19 +152,14 @@ class KafkaProducer:
         self._wait_until_visible(transaction.last)
 
     def _send_offsets(
-        self,
-        client: Client,
-        membership: Membership,
-        offsets: Mapping[TopicPartition, int],
-        deadline: Deadline,
-        transaction: KafkaTransaction | None = None,
+        self, client: Client, membership: Membership, offsets: Mapping[TopicPartition, int], deadline: Deadline
     ) -> None:
         self._needs[KafkaError.GROUP_AUTHORIZATION_FAILED] = f"READ on group {membership.group}"
         token = membership.token
         metadata = token.metadata if isinstance(token, Token) else self._without_members(membership.group)
         positions = [Partition(p.topic, p.partition, offset) for p, offset in offsets.items()]
         bounded = _Bounded(lambda left: client.send_offsets_to_transaction(positions, metadata, left))
-        self._retried(client, bounded, deadline, transaction)
+        self._retried(client, bounded, deadline)
 
     def _without_members(self, group: str) -> object:
         """Group metadata that says: no member, no epoch."""
