@@ -3,7 +3,8 @@
 One thread, small steps. Each step:
 
  1. every ``poll_s``: commands (Release, Adopt, Drain); new policy versions; the load of one when the round's rule says
-    so; new groups, as many as fit at once, in one transaction {Started of each member, offset of the prompts};
+    so; new groups, as many as fit at once (once it is worth it: ``round.fills_up``), in one transaction {Started of
+    each member, offset of the prompts};
  2. one poll of the engine;
  3. when due, one transaction with everything that was decided since: deltas, {Completed, Ended}, {Moved, Adopt},
     {Ended, DeadLetter}, and the heartbeat.
